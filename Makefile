@@ -1,0 +1,58 @@
+# The same commands for people and for CI. `make help` lists them.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# Where the real datasets lie, for the tests and recipes that use them. Nothing needs them to pass.
+SHARED ?= ../shared
+export MINBERT_HOME ?= $(HOME)/.cache/minbert
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+.PHONY: help quickstart test test-full check format bench docs clean
+.DEFAULT_GOAL := help
+
+help:  ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "setting up $(VENV) (once)"
+	$(PIP) -e '.[train,report]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "setting up $(VENV) for development (once)"
+	$(PIP) -e '.[train,hub,parquet,report,dev]'
+	@touch $(VENV)/.train $@
+
+$(MINBERT_HOME)/encoders/minilm/config.json: | $(VENV)/.train
+	$(BIN)/minbert encoders get minilm
+
+quickstart: $(VENV)/.train $(MINBERT_HOME)/encoders/minilm/config.json  ## set up, then the main job on embedded defaults
+	$(BIN)/minbert quickstart
+
+check: $(VENV)/.dev  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: $(VENV)/.dev check $(MINBERT_HOME)/encoders/minilm/config.json  ## set up, check, and the tests (at most 10 minutes on 2 cores)
+	SHARED=$(SHARED) $(BIN)/pytest -n 2 --dist loadfile
+
+test-full: test  ## also the slow, browser, distributed and fault tests; installs what they need
+	VENV=$(VENV) SHARED=$(SHARED) bash .ci/prepare-full
+	SHARED=$(SHARED) $(BIN)/pytest -m 'slow or browser or distributed or fault'
+
+format: $(VENV)/.dev  ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev $(MINBERT_HOME)/encoders/minilm/config.json  ## ours against the peers on this CPU, in one run
+	SHARED=$(SHARED) $(BIN)/python -m bench.embed
+
+docs: $(VENV)/.dev  ## write the numbers of results/ into README.md and docs/
+	$(BIN)/python -m bench.numbers
+
+clean:  ## remove what make created here
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
