@@ -1,0 +1,258 @@
+"""BERT, whole, in one file: token ids in, one vector per token out.
+
+    encoder = Encoder(EncoderConfig())            # a randomly initialised bert-base
+    hidden = encoder(ids, mask, segments)         # (batch, tokens, width)
+    sentence = pool(hidden, mask, "mean")         # (batch, width)
+
+The layers are those of Devlin et al. 2019 (arXiv:1810.04805): embeddings, then N times self-attention and
+feed-forward, each followed by dropout, a residual sum and LayerNorm ("post-norm"). MPNet (Song et al. 2020,
+arXiv:2004.09297) is the same network with three differences, all of them in `EncoderConfig`: a relative attention
+bias shared by all layers, positions that start after the padding id, and no segment embeddings.
+
+Published weights are read and written by `pretrained.py`; nothing here knows their names.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name everybody reads
+
+from minbert.errors import MinbertError
+
+Pooling = Literal["cls", "pooler", "mean", "max"]
+POOLINGS: tuple[Pooling, ...] = ("cls", "pooler", "mean", "max")
+
+ACTIVATIONS = {
+    "gelu": lambda x: F.gelu(x),
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": lambda x: F.relu(x),
+    "silu": lambda x: F.silu(x),
+}
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """The shape of an encoder. The defaults are bert-base-uncased."""
+
+    kind: Literal["bert", "mpnet"] = "bert"
+    vocab_size: int = 30522
+    width: int = 768
+    layers: int = 12
+    heads: int = 12
+    feed_forward: int = 3072
+    positions: int = 512
+    """Rows of the position table; for MPNet two of them are never used (see `max_tokens`)."""
+    segments: int = 2
+    """Rows of the segment table; 0 leaves it out."""
+    activation: str = "gelu"
+    norm_eps: float = 1e-12
+    pad_id: int = 0
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    relative_buckets: int = 0
+    """Buckets of the relative attention bias; 0 leaves it out."""
+
+    @property
+    def first_position(self) -> int:
+        """MPNet counts positions from the padding id + 1, as RoBERTa does."""
+        return self.pad_id + 1 if self.kind == "mpnet" else 0
+
+    @property
+    def max_tokens(self) -> int:
+        return self.positions - self.first_position
+
+
+class Embeddings(nn.Module):
+    """Token + position + segment, normalised."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.positions = nn.Embedding(config.positions, config.width)
+        self.segments = nn.Embedding(config.segments, config.width) if config.segments else None
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+
+    def forward(self, ids: Tensor, segments: Tensor | None) -> Tensor:
+        first = self.config.first_position
+        summed = self.tokens(ids) + self.positions.weight[first : first + ids.shape[1]]  # (batch, tokens, width)
+        if self.segments is not None:
+            summed = summed + (self.segments.weight[0] if segments is None else self.segments(segments))
+        return F.dropout(self.norm(summed), self.config.dropout, self.training)
+
+
+class Attention(nn.Module):
+    """Every token looks at every real token of its own sequence, then add-and-norm."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.qkv = nn.Linear(config.width, 3 * config.width)  # queries, keys and values in one product
+        self.out = nn.Linear(config.width, config.width)
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        batch, tokens, width = x.shape
+        heads = self.config.heads
+        qkv = self.qkv(x).view(batch, tokens, 3, heads, width // heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, tokens, head_dim)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+        mixed = mixed.transpose(1, 2).reshape(batch, tokens, width)  # heads side by side again
+        return self.norm(x + F.dropout(self.out(mixed), self.config.dropout, self.training))
+
+
+class FeedForward(nn.Module):
+    """Each token for itself: up, activation, down, then add-and-norm."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.up = nn.Linear(config.width, config.feed_forward)
+        self.down = nn.Linear(config.feed_forward, config.width)
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = ACTIVATIONS[self.config.activation](self.up(x))  # (batch, tokens, feed_forward)
+        return self.norm(x + F.dropout(self.down(inner), self.config.dropout, self.training))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self.feed_forward(self.attention(x, bias))
+
+
+class Pooler(nn.Module):
+    """BERT's own sentence vector: tanh of a linear layer over the first token."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.tanh(self.dense(hidden[:, 0]))  # (batch, width)
+
+
+class Encoder(nn.Module):
+    """Token ids to hidden states.
+
+    Args:
+        config: the shape.
+        generator: where the random initial weights come from; without it, torch's own.
+    """
+
+    def __init__(self, config: EncoderConfig, *, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        if config.width % config.heads:
+            raise MinbertError(f"width {config.width} cannot be divided among {config.heads} attention heads")
+        if config.activation not in ACTIVATIONS:
+            raise MinbertError(f'unknown activation "{config.activation}"; known: {", ".join(ACTIVATIONS)}')
+        self.config = config
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.pooler = Pooler(config.width)
+        self.relative_bias = nn.Embedding(config.relative_buckets, config.heads) if config.relative_buckets else None
+        initialise(self, generator)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """Read a batch of sequences, padded on the right.
+
+        Args:
+            ids: token ids, (batch, tokens).
+            mask: True at real tokens, (batch, tokens); without it every token is real.
+            segments: 0 for the first text and 1 for the second of a pair, (batch, tokens); without it all 0.
+                A variant without segment embeddings ignores it.
+
+        Returns:
+            Hidden states of the last layer, (batch, tokens, width). At padding they mean nothing.
+        """
+        self._check(ids)
+        bias = self._attention_bias(ids.shape[1], mask)
+        x = self.embeddings(ids, segments)
+        for layer in self.layers:
+            x = layer(x, bias)
+        return x
+
+    def _check(self, ids: Tensor) -> None:
+        batch, tokens = ids.shape
+        if batch == 0 or tokens == 0:
+            raise MinbertError(f"an empty batch: ids have shape ({batch}, {tokens}); expected at least one token")
+        if tokens > self.config.max_tokens:
+            raise MinbertError(
+                f"a sequence of {tokens} tokens; this encoder has positions for {self.config.max_tokens}"
+            )
+        # On a GPU reading the ids back would stall the queue; there the batches are checked before they travel.
+        if ids.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high = (int(value) for value in torch.aminmax(ids))
+            if low < 0 or high >= self.config.vocab_size:
+                wrong = low if low < 0 else high
+                raise MinbertError(f"token id {wrong}; expected 0 to {self.config.vocab_size - 1} (the vocabulary)")
+
+    def _attention_bias(self, tokens: int, mask: Tensor | None) -> Tensor | None:
+        """What attention adds to its scores: minus infinity at padding and, for MPNet, the relative bias."""
+        keep = None if mask is None else mask.bool()[:, None, None, :]  # (batch, 1, 1, tokens)
+        if self.relative_bias is None:
+            return keep
+        buckets = relative_buckets(tokens, self.config.relative_buckets, device=self.relative_bias.weight.device)
+        bias = self.relative_bias(buckets).permute(2, 0, 1).unsqueeze(0)  # (1, heads, tokens, tokens)
+        return bias if keep is None else bias.masked_fill(~keep, -math.inf)  # (batch, heads, tokens, tokens)
+
+
+def relative_buckets(tokens: int, buckets: int, *, max_distance: int = 128, device: torch.device) -> Tensor:
+    """Which bias row serves each (query, key) distance: half the rows look back, half ahead; in each half the first
+    half are exact distances and the rest grow with the logarithm up to `max_distance` (T5's scheme).
+
+    Returns:
+        (tokens, tokens), query by key.
+    """
+    position = torch.arange(tokens, device=device)
+    distance = position[:, None] - position[None, :]  # query - key: positive looks back
+    half = buckets // 2
+    exact = half // 2
+    far = distance.abs().clamp(min=exact)
+    steps = torch.log(far.float() / exact) / math.log(max_distance / exact) * (half - exact)
+    logarithmic = (exact + steps.long()).clamp(max=half - 1)
+    return torch.where(distance.abs() < exact, distance.abs(), logarithmic) + half * (distance < 0)
+
+
+def pool(hidden: Tensor, mask: Tensor | None, how: Pooling, pooler: Pooler | None = None) -> Tensor:
+    """One vector per sequence, (batch, width), from the hidden states of its tokens.
+
+    Args:
+        hidden: (batch, tokens, width).
+        mask: True at real tokens, (batch, tokens); without it every token is real.
+        how: the first token, the first token through the pooler, the mean or the maximum over real tokens.
+        pooler: the encoder's, needed for "pooler".
+    """
+    if how == "cls":
+        return hidden[:, 0]
+    if how == "pooler":
+        if pooler is None:
+            raise ValueError('pooling "pooler" needs the encoder\'s pooler')
+        return pooler(hidden)
+    if mask is None:
+        return hidden.mean(1) if how == "mean" else hidden.amax(1)
+    real = mask.bool().unsqueeze(-1)  # (batch, tokens, 1)
+    if how == "mean":
+        return (hidden * real).sum(1) / real.sum(1)
+    return hidden.masked_fill(~real, -math.inf).amax(1)
+
+
+def initialise(module: nn.Module, generator: torch.Generator | None, std: float = 0.02) -> None:
+    """BERT's initial weights: normal(0, 0.02) matrices, zero biases, LayerNorm at one and zero."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.normal_(part.weight, std=std, generator=generator)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
