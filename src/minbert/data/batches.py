@@ -62,10 +62,14 @@ def plan_batches(
     if (rows is not None and rows < 1) or (tokens is not None and tokens < 1):
         raise MinbertError(f"a batch of {rows} rows and {tokens} tokens; expected at least 1")
     lengths = lengths.astype(np.int64)  # sorted by their negative below, which unsigned numbers do not have
-    if rng is None:
+    if rng is None or len(lengths) == 0:
         return _cut(np.argsort(-lengths, kind="stable"), lengths, rows, tokens)
     shuffled = rng.permutation(len(lengths))
-    typical = rows or max(1, int(tokens // max(1.0, lengths.sum() / max(1, len(lengths))))) if tokens else rows or 1
+    typical = len(lengths) if rows is None else rows
+    if tokens is not None:
+        typical = min(typical, max(1, int(tokens // max(1.0, float(np.mean(lengths))))))
+    # A small dataset is not sorted as a whole: its batches would have the same members in every pass.
+    bucket = max(1, min(bucket, len(lengths) // (4 * typical)))
     batches: list[NDArray[np.int64]] = []
     for start in range(0, len(shuffled), typical * bucket):
         group = shuffled[start : start + typical * bucket]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-CHUNK = 4096  # texts handed to the library at once: its encodings take about 100 bytes for each token
+CHUNK = 4096  # texts handed to the library at once: its encodings take some 150 bytes for each token
 POSITIONS = 512  # of every published BERT, for a folder in which no file says it
 
 
@@ -136,7 +136,7 @@ class Tokenizer:
             backend.post_processor = _template(special, vocabulary, mpnet)
 
         # Without config.json, tokenizer_config.json may know; transformers writes 1e30 there for "no idea".
-        positions = config.get("max_position_embeddings", min(settings.get("model_max_length", POSITIONS), POSITIONS))
+        positions = config.get("max_position_embeddings", min(settings.get("model_max_length") or POSITIONS, POSITIONS))
         if not isinstance(positions, int):
             where = shown(folder / "config.json")
             raise MinbertError(f"{where}: max_position_embeddings is {json.dumps(positions)}; expected a whole number")
@@ -162,11 +162,12 @@ class Tokenizer:
     ) -> Tokens:
         """Tokens of each text, or of each text with its partner in ``pairs``, cut to ``max_tokens``."""
         limit = self._limit(self.max_tokens if max_tokens is None else max_tokens, paired=pairs is not None)
-        columns = [_strings(texts, "texts")] + ([] if pairs is None else [_strings(pairs, "pairs")])
-        if len(columns[0]) != len(columns[-1]):
-            raise MinbertError(f"{len(columns[0])} texts and {len(columns[-1])} pairs; expected as many of each")
-        starts = range(0, len(columns[0]), CHUNK)
-        return Tokens.join(self._encode([column[i : i + CHUNK] for column in columns], limit) for i in starts)
+        return Tokens.join(self._encode(columns, limit) for columns in _chunks(texts, pairs))
+
+    def count(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[np.int64]:
+        """How many tokens :meth:`encode` would give for each row, the special ones included, if it cut nothing."""
+        counts = [len(encoding) for columns in _chunks(texts, pairs) for encoding in self._encodings(columns)]
+        return np.array(counts, np.int64)
 
     def words(self, ids: Iterable[int]) -> list[str]:
         """The token that each id stands for."""
@@ -178,16 +179,18 @@ class Tokenizer:
             words.append(word)
         return words
 
-    def _encode(self, columns: list[list[str]], limit: int) -> Tokens:
+    def _encodings(self, columns: list[list[str]]) -> list[Encoding]:
         columns = [_encodable(column) for column in columns]
-        paired = len(columns) == 2
-        encodings = self._backend.encode_batch_fast(list(zip(*columns, strict=True)) if paired else columns[0])
+        return self._backend.encode_batch_fast(list(zip(*columns, strict=True)) if len(columns) == 2 else columns[0])
+
+    def _encode(self, columns: list[list[str]], limit: int) -> Tokens:
+        encodings = self._encodings(columns)
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
         offsets = _offsets(lengths)
         total = int(offsets[-1])
         ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int32, total)
         segments = np.zeros(total, np.uint8)
-        if paired:
+        if len(columns) == 2:
             segments[:] = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in encodings), np.uint8, total)
         long = np.flatnonzero(lengths > limit)
         if len(long) == 0:
@@ -204,6 +207,15 @@ class Tokenizer:
             what = "pairs" if paired else "texts"
             raise MinbertError(f"max_tokens is {max_tokens}; this encoder takes {least} to {self.positions} for {what}")
         return max_tokens
+
+
+def _chunks(texts: Sequence[str], pairs: Sequence[str] | None) -> Iterator[list[list[str]]]:
+    """One column or two, a chunk of rows at a time."""
+    columns = [_strings(texts, "texts")] + ([] if pairs is None else [_strings(pairs, "pairs")])
+    if len(columns[0]) != len(columns[-1]):
+        raise MinbertError(f"{len(columns[0])} texts and {len(columns[-1])} pairs; expected as many of each")
+    for start in range(0, len(columns[0]), CHUNK):
+        yield [column[start : start + CHUNK] for column in columns]
 
 
 def _strings(values: Sequence[str], name: str) -> list[str]:
@@ -228,8 +240,8 @@ def _encodable(texts: list[str]) -> list[str]:
 def _fit(encoding: Encoding, limit: int) -> NDArray[np.bool_]:
     """Which of the tokens stay: the special ones and, as "longest_first" has it, most of the shorter text.
 
-    The library can truncate by itself, but as a setting of the object, which threads would fight over, and keeping
-    what it cuts in pieces, each of the first text with each of the second: two texts of a megabyte fill the memory.
+    The library can truncate by itself, but as a setting of the object, which threads would fight over, and it keeps
+    what it cuts, each piece of one text with each of the other: 8,000 words a text, cut to 64, took 11 s and 3.6 GB.
     """
     owner = np.array(encoding.sequence_ids, float)  # (tokens,) 0 first text, 1 second text, nan special token
     keep: NDArray[np.bool_] = np.isnan(owner)

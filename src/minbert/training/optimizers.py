@@ -172,11 +172,11 @@ class RAdam(_Adam):
     ``bias_correction``: ``"torch"`` is torch.optim.RAdam with ``decoupled_weight_decay=True``; ``"course"`` differs
     only in that the decay comes after the step. ``"none"`` is refused: ``r_t`` is derived for the corrected moments.
 
-    The formula that Vinjapuri & Vasireddy (a CS224N project) print under this name is not RAdam. Its ``r_t = rho_t - 2
-    beta2^t + 1`` is no square root of a ratio of variances and does not tend to 1; the step is capped by ``min(r_t /
-    sqrt(v_{t-1}), 0.001)``, with the second moment from before this gradient (zero at the first step); one root spans
-    ``(1 - beta2^t) / (1 - beta1^t)``, denominator included; it moves along the raw gradient, not its running mean;
-    and it never falls back to plain momentum.
+    The formula that Vinjapuri & Vasireddy (a CS224N project) print under this name is not RAdam. Its ``r_t = rho_t -
+    2 beta2^t + 1`` is no root of a ratio of variances and does not tend to 1; ``min(r_t / sqrt(v_{t-1}), 0.001)`` caps
+    the step so low that the cap nearly always holds, and uses the second moment from before this gradient (zero at
+    first); one root spans all of ``(1 - beta2^t) / (1 - beta1^t)``; the step follows the raw gradient, not its running
+    mean; and there is no fallback to momentum. What is left is close to SGD at a thousandth of the learning rate.
     """
 
     bias_corrections = ("torch", "course")

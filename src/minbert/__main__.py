@@ -1,0 +1,5 @@
+"""`python -m minbert` is the `minbert` command."""
+
+from minbert.cli import main
+
+main()

@@ -1,0 +1,391 @@
+"""The `minbert` command: parse, call, print. Every command's work is in the module it imports.
+
+minbert --help
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from minbert import __version__
+from minbert.console import (
+    RunWatcher,
+    err,
+    number,
+    out,
+    print_evaluations,
+    print_notes,
+    print_results,
+    progress_bar,
+)
+from minbert.errors import MinbertError, require, shown
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+encoders_app = typer.Typer(help="The pretrained encoders on this machine, and how to get more.")
+data_app = typer.Typer(help="Check, count and download datasets.", no_args_is_help=True)
+app.add_typer(encoders_app, name="encoders")
+app.add_typer(data_app, name="data")
+
+RecipePath = Annotated[Path, typer.Argument(help="A recipe, such as recipes/sample.toml.")]
+ModelPath = Annotated[Path, typer.Argument(help="A model folder, such as runs/sample/model.")]
+DataOption = Annotated[str | None, typer.Option("--data", help="Where the files lie; default MINBERT_DATA.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a setting: training.epochs=3. May be given often.")
+]
+
+
+def main() -> None:
+    """The entry point: an error of the input is one line and exit code 2; --debug shows where it arose."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+    try:
+        app(arguments, prog_name="minbert")
+    except MinbertError as error:
+        if debug:
+            raise
+        err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of a pipe has had enough
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def needs_torch(feature: str) -> None:
+    """Say how to install what a command needs, before it imports it."""
+    for module in ("torch", "safetensors"):
+        require(module, "train", feature)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"minbert {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="Example: [bold]minbert quickstart[/]")
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """One encoder that understands sentences for many tasks at once."""
+
+
+# --- encoders and vectors -------------------------------------------------------------------------------------------
+
+
+@encoders_app.callback(invoke_without_command=True, epilog="Example: [bold]minbert encoders[/]")
+def encoders(context: typer.Context) -> None:
+    """What is there, its size, layers and origin, and how to get more."""
+    if context.invoked_subcommand is not None:
+        return
+    from minbert.model.encoders import PUBLISHED, home, list_encoders
+
+    found = list_encoders()
+    table = Table("name", "kind", "layers", "width", "parameters", "size", "came from", title=str(home() / "encoders"))
+    for info in found:
+        size = f"{info.bytes / 1e6:.0f} MB"
+        million = f"{info.parameters / 1e6:.1f}M" if info.parameters else "?"
+        table.add_row(info.name, info.kind, str(info.layers), str(info.width), million, size, info.origin)
+    if found:
+        out.print(table)
+    else:
+        out.print(f"No encoders in {home() / 'encoders'} yet.")
+    more = {f"get {name}": published.about for name, published in PUBLISHED.items()}
+    more |= {"get google-bert/bert-base-uncased": "any BERT or MPNet of the hub", "get FOLDER": "Hugging Face layout"}
+    out.print("To get more:")
+    for command, about in more.items():
+        out.print(f"  minbert encoders {command:36}{about}", highlight=False, soft_wrap=True)
+
+
+@encoders_app.command("get", epilog="Example: [bold]minbert encoders get minilm[/]")
+def encoders_get(
+    name: Annotated[
+        str, typer.Argument(help="minilm, mpnet, a hub id, or a folder in Hugging Face layout.")
+    ] = "minilm",
+    force: Annotated[bool, typer.Option("--force", help="Get it again although it is there.")] = False,
+) -> None:
+    """Put an encoder into the cache (MINBERT_HOME, default ~/.cache/minbert)."""
+    from minbert.model.encoders import describe, get_encoder
+
+    with err.status(f"getting {name}"):
+        info = describe(get_encoder(name, force=force))
+    out.print(
+        f"{info.name}: {info.kind}, {info.layers} layers, {info.parameters / 1e6:.1f}M parameters", highlight=False
+    )
+    out.print(str(info.folder), soft_wrap=True, highlight=False)
+
+
+@app.command(epilog="Example: [bold]minbert embed --input sentences.txt --output vectors.npy[/]")
+def embed(
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts; without them --input or standard input.")] = None,
+    input: Annotated[Path | None, typer.Option("--input", "-i", help="A file with one text a line.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="A .npy, .jsonl or .parquet file; default: JSONL to the screen."),
+    ] = None,
+    encoder: Annotated[str, typer.Option("--encoder", "-e", help="A cached name, a hub id, or a folder.")] = "minilm",
+    pooling: Annotated[str, typer.Option(help="mean, cls, pooler or max.")] = "mean",
+    max_tokens: Annotated[int | None, typer.Option(help="Cut texts after so many tokens.")] = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Texts to vectors, sorted by length, with a progress bar and the rate."""
+    needs_torch("minbert embed")
+    from minbert.data.tokenizer import Truncation
+    from minbert.delivery.embedder import Embedder
+    from minbert.delivery.vectors import open_vectors
+    from minbert.experiment import choose_device
+
+    where = str(choose_device(device))
+    embedder = Embedder.load(encoder, pooling=pooling, device=where, max_tokens=max_tokens)  # type: ignore[arg-type]
+    total = len(texts) if texts else _count_lines(input) if input else None
+    truncated, done, started = Truncation(), 0, time.perf_counter()
+    with open_vectors(output, embedder.width) as write, progress_bar("embedding", total) as advance:
+        for window, vectors, cut in embedder.stream(texts or _lines(input), progress=advance):
+            write(window, vectors)
+            truncated, done = truncated + cut, done + len(window)
+    seconds = time.perf_counter() - started
+    err.print(f"{done} texts in {seconds:.1f} s, {done / seconds:.0f} texts/s", highlight=False)
+    if truncated.texts:
+        err.print(str(truncated), highlight=False)
+    if output:
+        err.print(f"written: {shown(output)}", highlight=False)
+
+
+def _lines(path: Path | None) -> Iterator[str]:
+    """Texts of a file or of standard input, one a line."""
+    if path is None and sys.stdin.isatty():
+        raise MinbertError("no texts: expected arguments, --input FILE, or lines on standard input")
+    where = "standard input" if path is None else shown(path)
+    try:
+        with nullcontext(sys.stdin) if path is None else path.open(encoding="utf-8") as file:
+            yield from (line.rstrip("\r\n") for line in file)
+    except UnicodeDecodeError as error:
+        raise MinbertError(f"{where}: not UTF-8 at byte {error.start}; expected UTF-8 text") from None
+    except OSError as error:
+        raise MinbertError(f"{where}: {error.strerror}; expected UTF-8 text") from None
+
+
+def _count_lines(path: Path) -> int | None:
+    """None where counting would use up what it counts: a pipe can be read only once."""
+    return None if path.is_fifo() else sum(1 for _ in _lines(path))
+
+
+# --- training and what follows --------------------------------------------------------------------------------------
+
+
+@app.command(epilog="Example: [bold]minbert train recipes/sample.toml --set training.epochs=2 --out runs/mine[/]")
+def train(
+    recipe: RecipePath,
+    set: SetOption = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="The run's folder; default runs/NAME-seedN.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Replaces the recipe's.")] = None,
+    encoder: Annotated[str | None, typer.Option("--encoder", "-e", help="Replaces the recipe's.")] = None,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,
+    copy_results: Annotated[Path | None, typer.Option("--results", help="Also write results.json here.")] = None,
+) -> None:
+    """Train a recipe: one encoder, its tasks, their files."""
+    needs_torch("minbert train")
+    from minbert.config import read_recipe
+    from minbert.evaluation.results import write_json
+    from minbert.experiment import train as run_training
+
+    sets = [*(set or []), *([f"model.encoder={encoder}"] if encoder else [])]
+    chosen = read_recipe(recipe, sets=sets, seed=seed)
+    try:
+        with RunWatcher() as watcher:
+            run = run_training(
+                chosen, out=out_dir, data=data, device=device, resume=resume, overwrite=overwrite, watcher=watcher
+            )
+    except KeyboardInterrupt:
+        err.print("stopped; the same command with --resume goes on from the last checkpoint")
+        raise typer.Exit(130) from None
+    print_notes(run.results["data"])
+    print_results(run.results)
+    if copy_results is not None:
+        copy_results.parent.mkdir(parents=True, exist_ok=True)
+        write_json(copy_results, run.results)
+    out.print(f"model: {shown(run.model)}", highlight=False, soft_wrap=True)
+
+
+@app.command(epilog="Example: [bold]minbert evaluate runs/sample/model[/]")
+def evaluate(
+    model: ModelPath,
+    recipe: Annotated[Path | None, typer.Argument(help="Other files for the same tasks.")] = None,
+    set: SetOption = None,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the figures here, as JSON.")] = None,
+) -> None:
+    """Score a model on dev: every metric with a bootstrap 95% interval."""
+    needs_torch("minbert evaluate")
+    from minbert.config import read_recipe
+    from minbert.evaluation.evaluate import overall
+    from minbert.evaluation.results import write_json
+    from minbert.experiment import evaluate_model
+
+    chosen = read_recipe(recipe, sets=set or []) if recipe else None
+    found = evaluate_model(model, chosen, data=data, device=device)
+    print_evaluations(found)
+    rules = overall({name: one.score for name, one in found.items()}, {name: one.task for name, one in found.items()})
+    out.print(f"overall: {number(rules['2023'])} (2023 rule)  {number(rules['2024'])} (2024 rule)", highlight=False)
+    if output is not None:
+        write_json(output, {"overall": rules, "dev": {name: one.summary() for name, one in found.items()}})
+
+
+@app.command(epilog="Example: [bold]minbert predict runs/sample/model --input reviews.csv --output answers.csv[/]")
+def predict(
+    model: ModelPath,
+    input: Annotated[
+        Path | None, typer.Option("--input", "-i", help="CSV, TSV, JSONL or Parquet; default stdin.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Likewise; default stdout.")] = None,
+    task: Annotated[list[str] | None, typer.Option("--task", "-t", help="Default: all that fit the columns.")] = None,
+    text: Annotated[str, typer.Option(help="Column with the text, if not named as in training.")] = "",
+    text2: Annotated[str, typer.Option(help="Column with the second text of a pair.")] = "",
+    format: Annotated[str, typer.Option(help="Of stdin and stdout: jsonl, csv or tsv.")] = "jsonl",
+    device: DeviceOption = "cpu",
+) -> None:
+    """Answer every row of a file: all columns stay, each task adds its answer."""
+    needs_torch("minbert predict")
+    from minbert.delivery.files import predict_file
+    from minbert.delivery.predictor import Predictor
+    from minbert.experiment import choose_device
+
+    predictor = Predictor.load(model, device=str(choose_device(device)))
+    with progress_bar("predicting", None) as advance:
+        report = predict_file(
+            predictor, input, output, tasks=task, text=text, text2=text2, kind=format, progress=advance
+        )
+    err.print(f"{report.rows:,} rows answered for {', '.join(report.tasks)}", highlight=False)
+    if report.unanswered:
+        err.print(f"{report.unanswered:,} rows have an empty text: kept, without an answer", highlight=False)
+
+
+@app.command(epilog="Example: [bold]minbert submit runs/multitask/model --data data[/]")
+def submit(
+    model: ModelPath,
+    data: DataOption = None,
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the six files.")] = Path("predictions"),
+    device: DeviceOption = "auto",
+) -> None:
+    """Write the CS224N course's six prediction files, in its exact format."""
+    needs_torch("minbert submit")
+    import os
+
+    from minbert.delivery.predictor import Predictor
+    from minbert.delivery.submit import submit as write_submission
+    from minbert.experiment import choose_device
+
+    predictor = Predictor.load(model, device=str(choose_device(device)))
+    for found in write_submission(predictor, Path(data or os.environ.get("MINBERT_DATA") or "data"), out_dir):
+        if found.missing:
+            err.print(f"[yellow]not written:[/] {shown(found.path)}: {escape(found.missing)}", soft_wrap=True)
+        else:
+            skipped = f", {found.skipped} rows skipped" if found.skipped else ""
+            out.print(f"{shown(found.path)}: {found.rows:,} rows{skipped}", highlight=False, soft_wrap=True)
+
+
+@app.command(epilog="Example: [bold]minbert compare runs/a runs/b[/]")
+def compare(
+    run_a: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run_b: Annotated[Path, typer.Argument(help="Another, scored on the same dev rows.")],
+    samples: Annotated[int, typer.Option(help="Resamples of the bootstrap.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 1,
+) -> None:
+    """Is run B different from run A? A paired bootstrap over the dev rows of each task."""
+    import numpy as np
+
+    from minbert.evaluation.results import compare_runs
+
+    table = Table("task", "B - A", "95% interval", "p", "B better in", title=f"{shown(run_b)} against {shown(run_a)}")
+    for name, found in compare_runs(run_a, run_b, rng=np.random.default_rng(seed), samples=samples).items():
+        difference = found.difference
+        table.add_row(
+            name,
+            f"{difference.value:+.4f}",
+            f"{difference.low:+.4f} to {difference.high:+.4f}",
+            f"{found.p_value:.4f}",
+            f"{found.wins:.1%} of resamples",
+        )
+    out.print(table)
+
+
+@app.command(epilog="Example: [bold]minbert report runs/sample --output report.html[/]")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path("report.html"),
+) -> None:
+    """One self-contained HTML file: curves, confusion matrices, scatter plots, the worst mistakes, the recipe."""
+    from minbert.evaluation.report import write_report
+
+    write_report(runs, output)
+    out.print(f"written: {shown(output)}", highlight=False, soft_wrap=True)
+
+
+# --- data -----------------------------------------------------------------------------------------------------------
+
+
+@data_app.command("check", epilog="Example: [bold]minbert data check recipes/multitask.toml --data data[/]")
+def data_check(recipe: RecipePath, set: SetOption = None, data: DataOption = None) -> None:
+    """Every problem, duplicate, train/dev leak, the class balance and the lengths, before any training."""
+    if not _describe_data(recipe, set, data, stats=False):
+        raise typer.Exit(1)
+
+
+@data_app.command("stats", epilog="Example: [bold]minbert data stats recipes/multitask.toml --data data[/]")
+def data_stats(recipe: RecipePath, set: SetOption = None, data: DataOption = None) -> None:
+    """Counts, class balance and lengths."""
+    _describe_data(recipe, set, data, stats=True)
+
+
+def _describe_data(recipe: Path, set: list[str] | None, data: str | None, *, stats: bool) -> bool:
+    from minbert.config import data_folder, read_recipe
+    from minbert.data.check import check_data, render, token_counter
+
+    chosen = read_recipe(recipe, sets=set or [])
+    found = check_data(chosen, data_folder(chosen, data), count_tokens=token_counter(chosen.model.encoder))
+    render(found, out, stats=stats)
+    return found.ok
+
+
+@data_app.command("fetch", epilog="Example: [bold]minbert data fetch cs224n --data data[/]")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="cs224n, sst, quora, sts or nli.")],
+    data: Annotated[Path, typer.Option("--data", help="Folder to put it in.")] = Path("data"),
+    mirror: Annotated[str | None, typer.Option(help="Another address that holds the same files.")] = None,
+) -> None:
+    """Download a dataset, with progress, resume and checksums."""
+    from minbert.data.fetch import fetch
+
+    fetch(name, data, base_url=mirror, progress=err)
+
+
+@app.command(epilog="Example: [bold]minbert quickstart[/]")
+def quickstart(
+    out_dir: Annotated[Path, typer.Option("--out", help="The run's folder.")] = Path("runs/quickstart"),
+) -> None:
+    """Train three tasks on the embedded sample, show the scores, answer three sentences, write a report."""
+    needs_torch("minbert quickstart")
+    from minbert.quickstart import quickstart as run_quickstart
+
+    run_quickstart(out_dir)

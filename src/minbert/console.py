@@ -1,0 +1,164 @@
+"""What a person sees: progress of a run, tables of scores. Everything goes through rich; nothing is computed here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+out = Console()
+err = Console(stderr=True)
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.0f}/s" if task.speed else "")
+
+
+@contextmanager
+def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """`with progress_bar("embedding", total) as advance:` on the error stream, and only where someone is looking."""
+    columns = (SpinnerColumn(), TextColumn(label), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+class RunWatcher:
+    """Draws a run: the planned mix, a bar with the losses, a line for each evaluation."""
+
+    def __init__(self, console: Console = err) -> None:
+        self.console = console
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+        )
+        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.task: TaskID | None = None
+        self.started, self.rows_before = time.perf_counter(), 0
+
+    def __enter__(self) -> RunWatcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def planned(self, plan: Any) -> None:
+        table = Table("task", "rows", "batches", "rows trained", "passes", "share of steps", title="planned mix")
+        for name, row in plan.tasks.items():
+            counts = (row.size, row.batches, row.rows)
+            table.add_row(name, *(f"{count:,}" for count in counts), f"{row.passes:.1f}", f"{row.share:.0%}")
+        self.console.print(table)
+        self.console.print(f"{plan.steps:,} steps in {len(plan.epochs)} epochs", highlight=False)
+        self.task = self.progress.add_task("training", total=plan.steps, rate="")
+        self.progress.start()
+        self.started = time.perf_counter()
+
+    def stepped(self, step: int, record: Mapping[str, Any] | None) -> None:
+        if self.task is None:
+            return
+        self.progress.update(self.task, completed=step)
+        if record is None:
+            return
+        now = time.perf_counter()
+        rate = (record["rows"] - self.rows_before) / max(now - self.started, 1e-9) if self.rows_before else 0
+        self.started, self.rows_before = now, record["rows"]
+        losses = "  ".join(f"{name} {loss:.3f}" for name, loss in record["loss"].items())
+        self.progress.update(
+            self.task,
+            description=f"epoch {record['epoch']}  loss {losses}  lr {record['lr']:.1e}",
+            rate=f"{rate:,.0f} rows/s" if rate else "",
+        )
+
+    def evaluated(self, record: Mapping[str, Any]) -> None:
+        scores = "  ".join(f"{name} {score:.3f}" for name, score in record["scores"]["dev"].items())
+        mark = "  [green]best so far[/]" if record["kept"] else ""
+        self.console.print(
+            f"epoch {record['epoch']}  step {record['step']:,}  dev: {scores}  aggregate {record['aggregate']:.3f}{mark}",
+            highlight=False,
+        )
+        self.started, self.rows_before = time.perf_counter(), 0
+
+    def warn(self, message: str) -> None:
+        self.console.print(f"[yellow]warning:[/] {message}", highlight=False, soft_wrap=True)
+
+
+def print_results(results: Mapping[str, Any], console: Console = out) -> None:
+    """Dev and train scores of a run, with intervals and the gap."""
+    table = Table(
+        "task", "metric", "dev", "95% interval", "train", "gap", title=f"{results['name']}: {results['encoder']}"
+    )
+    for name, found in results["dev"].items():
+        metric = found["metric"]
+        value = found["metrics"][metric]
+        train = results["train"].get(name, {}).get("metrics", {}).get(metric, {}).get("value")
+        table.add_row(
+            name,
+            metric,
+            number(value["value"]),
+            f"{number(value['low'])} to {number(value['high'])}",
+            number(train),
+            number(results["gap"][name]),
+        )
+    console.print(table)
+    rules = results["overall"]
+    console.print(f"overall: {number(rules['2023'])} (2023 rule)  {number(rules['2024'])} (2024 rule)", highlight=False)
+    for name, tuned in results["tuned_on_dev"].items():
+        accuracy = tuned["metrics"].get("accuracy", {}).get("value")
+        console.print(
+            f"{name}: threshold {tuned['threshold']:.2f}, temperature {tuned['temperature']:.2f} chosen on dev "
+            f"(accuracy there {number(accuracy)})",
+            highlight=False,
+        )
+
+
+def print_notes(data: Mapping[str, Any], console: Console = err) -> None:
+    """Rows that were skipped and texts that were cut, so that nothing is lost silently."""
+    for split, tasks in data.items():
+        for task, note in tasks.items():
+            for reason, count in note["skipped"].items():
+                console.print(f"{task} {split}: {count} rows skipped ({reason})", highlight=False)
+            cut = note["truncated"]
+            if cut["texts"]:
+                text = f"{task} {split}: {cut['texts']} inputs cut, {cut['tokens']} tokens lost"
+                console.print(text, highlight=False)
+
+
+def print_evaluations(evaluations: Mapping[str, Any], console: Console = out) -> None:
+    """Every metric of `minbert evaluate`."""
+    for name, found in evaluations.items():
+        table = Table("metric", "value", "95% interval", title=f"{name}, {len(found.labels):,} rows")
+        for metric, interval in found.metrics.items():
+            table.add_row(metric, number(interval.value), f"{number(interval.low)} to {number(interval.high)}")
+        console.print(table)
+        if found.confusion is not None:
+            classes = found.task.classes
+            matrix = Table("label \\ answer", *classes, "accuracy")
+            for row, label in enumerate(classes):
+                cells = [f"{count:,}" for count in found.confusion[row]]
+                matrix.add_row(label, *cells, number(found.class_accuracy[row]))
+            console.print(matrix)
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None or value != value else f"{value:.3f}"

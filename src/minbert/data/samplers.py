@@ -1,0 +1,406 @@
+"""Which task comes next: rows of several tasks to the steps of a training run. Plain numpy, no torch.
+
+    sampler = make_sampler(config, {"sst": lengths, "sts": lengths}, epochs=3, batch_size=32, seed=1)
+    for epoch in sampler.epochs():
+        for step in epoch:  # a tuple of parts: a task and its rows
+
+A task's rows come from a stream: pass after pass over its dataset, each pass shuffled and batched anew, no row left out
+or repeated within a pass. A sampler is a class that says in which order the streams' batches are used:
+
+    sequential    ST: one task after another, each for all epochs
+    round-robin   RR: within an epoch whole datasets, or one batch of each in turn, in a written order
+    proportional  MT-DNN: all batches of all tasks in one random order
+    uniform, power, annealed, weighted    each step draws a task
+    all           each step has a batch of every task
+    mixed         each step has rows of all tasks, shuffled together
+
+Every generator is made from (seed, purpose, task, number of the pass or epoch). So a run is resumed by calling
+`epochs()` again and skipping the steps that were done.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, count, islice
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minbert.config import SamplerConfig
+from minbert.data.batches import plan_batches
+from minbert.errors import MinbertError, suggest
+
+PASSES, ORDER = 1, 2  # what a generator is for: a task's own rows, or the order among tasks
+STEPS: dict[str, Callable[[list[int]], int]] = {"all": sum, "largest": max}  # of an epoch, from the tasks' batches
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one task within a step."""
+
+    task: str
+    rows: NDArray[np.int64]
+
+
+Step: TypeAlias = tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How large a batch may become."""
+
+    rows: int
+    tokens: int
+    """Padding counted; 0: only the rows count."""
+
+    def cut(self, lengths: NDArray[np.integer], rng: np.random.Generator) -> list[NDArray[np.int64]]:
+        return plan_batches(lengths, rows=self.rows, tokens=self.tokens or None, rng=rng)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One task's rows, pass after pass."""
+
+    task: str
+    index: int
+    lengths: NDArray[np.integer]
+    fraction: float
+    budget: Budget
+    seed: int
+
+    @property
+    def size(self) -> int:
+        """Rows of a pass."""
+        return max(1, math.ceil(round(self.fraction * len(self.lengths), 6)))  # 0.07 * 100 is 7.000000000000001
+
+    @cached_property
+    def batches(self) -> int:
+        """Batches of the first pass; with a token budget others may have a few more or less."""
+        return len(self.one_pass(0))
+
+    def choose(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """The rows of a pass: all, or a random part."""
+        rows = len(self.lengths)
+        return np.arange(rows, dtype=np.int64) if self.size == rows else rng.choice(rows, self.size, replace=False)
+
+    def one_pass(self, number: int) -> list[Part]:
+        rng = np.random.default_rng([self.seed, PASSES, self.index, number])
+        rows = self.choose(rng)
+        return [Part(self.task, rows[batch]) for batch in self.budget.cut(self.lengths[rows], rng)]
+
+    def passes(self) -> Iterator[list[Part]]:
+        return map(self.one_pass, count())
+
+    def cycle(self) -> Iterator[Part]:
+        return chain.from_iterable(self.passes())
+
+
+@dataclass(frozen=True)
+class Sampler(ABC):
+    """The order in which batches of several tasks are trained on."""
+
+    config: SamplerConfig
+    streams: dict[str, Stream]
+    planned_epochs: int
+    budget: Budget
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.config.steps_per_epoch < 0:
+            raise MinbertError(f"sampler.steps_per_epoch is {self.config.steps_per_epoch}; expected 0 or more")
+
+    def epochs(self) -> Iterator[Iterator[Step]]:
+        """The steps of each epoch, the very same ones at every call.
+
+        An epoch is planned as a whole when it is asked for, so one that is left early does not move the next.
+        """
+        return (iter(list(steps)) for steps in self._epochs())
+
+    @abstractmethod
+    def _epochs(self) -> Iterator[Iterable[Step]]: ...
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        return self.config.order or tuple(self.streams)
+
+    def _order_rng(self, epoch: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, ORDER, 0, epoch])
+
+
+class Sequential(Sampler):
+    """One task after another for all epochs. An "epoch" is one pass over one task: len(order) * epochs of them."""
+
+    def _epochs(self) -> Iterator[Iterable[Step]]:
+        passes = {task: stream.passes() for task, stream in self.streams.items()}
+        for task in self.order:
+            for batches in islice(passes[task], self.planned_epochs):
+                yield zip(batches)  # each batch a step of one part
+
+
+class RoundRobin(Sampler):
+    """Tasks in the written order, by whole datasets or by single batches. A task named twice has two turns."""
+
+    def _epochs(self) -> Iterator[Iterable[Step]]:
+        return self._by_batch() if self.config.unit == "batch" else self._by_dataset()
+
+    def _by_dataset(self) -> Iterator[Iterable[Step]]:
+        passes = {task: stream.passes() for task, stream in self.streams.items()}
+        for _ in range(self.planned_epochs):
+            yield zip(chain.from_iterable(next(passes[task]) for task in self.order))
+
+    def _by_batch(self) -> Iterator[Iterable[Step]]:
+        """Round after round until the task that needs most of them is through, exactly once; the others cycle.
+
+        Named more than once, that task may have a turn too many in the last round: it lets it go by.
+        """
+        named = Counter(self.order)
+        longest = max(self.order, key=lambda task: math.ceil(self.streams[task].batches / named[task]))
+        cycles = {task: stream.cycle() for task, stream in self.streams.items()}
+        for batches in islice(self.streams[longest].passes(), self.planned_epochs):
+            turns = cycles | {longest: iter(batches)}
+            rounds = math.ceil(len(batches) / named[longest])
+            yield zip(part for task in self.order * rounds for part in islice(turns[task], 1))
+
+
+class Drawing(Sampler):
+    """Each step draws a task; its stream goes on across epochs, so small tasks cycle."""
+
+    @abstractmethod
+    def weights(self, progress: NDArray[np.float64], /) -> NDArray[np.float64]:
+        """What the tasks' probabilities are proportional to: (tasks,), or (steps, tasks) where progress matters.
+
+        Args:
+            progress: (steps, 1), from 0 in the first step of the run to 1 in the last.
+        """
+
+    def _epochs(self) -> Iterator[Iterable[Step]]:
+        cycles = [stream.cycle() for stream in self.streams.values()]
+        every = [stream.batches for stream in self.streams.values()]
+        steps = self.config.steps_per_epoch or STEPS[self.config.epoch](every)
+        for epoch in range(self.planned_epochs):
+            progress = np.arange(epoch * steps, (epoch + 1) * steps) / max(1, steps * self.planned_epochs - 1)
+            bounds = np.cumsum(np.atleast_2d(self.weights(progress[:, None])), axis=1)  # (steps or 1, tasks)
+            points = self._order_rng(epoch).random((steps, 1)) * bounds[:, -1:]
+            drawn = np.sum(points >= bounds[:, :-1], axis=1)  # (steps,): how many tasks lie below the point
+            yield ((next(cycles[task]),) for task in drawn)
+
+
+class Proportional(Drawing):
+    """All batches of all tasks in one random order, each row once an epoch, as in MT-DNN (Liu et al. 2019).
+
+    Where the recipe gives an epoch another length, batches are drawn, with the same shares.
+    """
+
+    def weights(self, _progress: NDArray[np.float64], /) -> NDArray[np.float64]:
+        return np.array([stream.batches for stream in self.streams.values()], dtype=np.float64)
+
+    def _epochs(self) -> Iterator[Iterable[Step]]:
+        if self.config.steps_per_epoch or self.config.epoch == "largest":
+            yield from super()._epochs()
+            return
+        for epoch in range(self.planned_epochs):
+            parts = [part for stream in self.streams.values() for part in stream.one_pass(epoch)]
+            yield ((parts[place],) for place in self._order_rng(epoch).permutation(len(parts)))
+
+
+class BySize(Drawing):
+    """A task's share is its size, the rows of a pass, to the power alpha: 1 proportional, 0 uniform."""
+
+    def weights(self, progress: NDArray[np.float64], /) -> NDArray[np.float64]:
+        sizes = np.array([stream.size for stream in self.streams.values()], dtype=np.float64)
+        return sizes ** self.alpha(progress)
+
+    @abstractmethod
+    def alpha(self, progress: NDArray[np.float64], /) -> NDArray[np.float64] | float: ...
+
+
+class Uniform(BySize):
+    """Each task as often as any other."""
+
+    def alpha(self, _progress: NDArray[np.float64], /) -> float:
+        return 0.0
+
+
+class Power(BySize):
+    """Alpha as written."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.config.alpha < 0:
+            raise MinbertError(f"sampler.alpha is {self.config.alpha:g}; expected 0 (uniform) to 1 (proportional)")
+
+    def alpha(self, _progress: NDArray[np.float64], /) -> float:
+        return self.config.alpha
+
+
+class Annealed(BySize):
+    """From proportional in the first step of the run to uniform in the last.
+
+    Stickland & Murray (2019) go down by epochs and stop at 0.2: alpha = 1 - 0.8 (e - 1) / (E - 1). Ours falls along a
+    line, step by step, to 0.
+    """
+
+    def alpha(self, progress: NDArray[np.float64], /) -> NDArray[np.float64]:
+        return 1 - progress
+
+
+class Weighted(Drawing):
+    """Shares as written, whatever the sizes: quora = 2 beside two unnamed tasks is every second step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        weights = self.weights(np.zeros((1, 1)))
+        if not np.isfinite(weights).all() or weights.min() < 0 or weights.sum() == 0:
+            found = ", ".join(f"{task} = {weight:g}" for task, weight in zip(self.streams, weights, strict=True))
+            raise MinbertError(f"sampler.weights are {found}; expected none below 0 and at least one above")
+
+    def weights(self, _progress: NDArray[np.float64], /) -> NDArray[np.float64]:
+        return np.array([self.config.weights.get(task, 1.0) for task in self.streams])
+
+
+class All(Sampler):
+    """Each step has one batch of every task; an epoch is one pass over the largest, the others cycle."""
+
+    def _epochs(self) -> Iterator[Iterable[Step]]:
+        cycles = [stream.cycle() for stream in self.streams.values()]
+        largest = max(self.streams.values(), key=lambda stream: stream.batches)
+        for epoch in range(self.planned_epochs):
+            steps = self.config.steps_per_epoch or len(largest.one_pass(epoch))
+            yield (tuple(next(cycle) for cycle in cycles) for _ in range(steps))
+
+
+class Mixed(Sampler):
+    """Rows of all tasks shuffled together; a step has a part for each task that is in its batch."""
+
+    def _epochs(self) -> Iterator[Iterable[Step]]:
+        streams = list(self.streams.values())
+        for epoch in range(self.planned_epochs):
+            rng = self._order_rng(epoch)
+            chosen = [stream.choose(rng) for stream in streams]
+            rows = np.concatenate(chosen)
+            owners = np.repeat(np.arange(len(streams)), [len(own) for own in chosen])
+            lengths = np.concatenate([stream.lengths[own] for stream, own in zip(streams, chosen, strict=True)])
+            yield (
+                tuple(Part(streams[task].task, rows[batch[owners[batch] == task]]) for task in np.unique(owners[batch]))
+                for batch in self.budget.cut(lengths, rng)
+            )
+
+
+SAMPLERS: dict[str, type[Sampler]] = {
+    "sequential": Sequential,
+    "round-robin": RoundRobin,
+    "proportional": Proportional,
+    "uniform": Uniform,
+    "power": Power,
+    "annealed": Annealed,
+    "weighted": Weighted,
+    "all": All,
+    "mixed": Mixed,
+}
+
+
+def make_sampler(
+    config: SamplerConfig,
+    lengths: Mapping[str, NDArray[np.integer]],
+    *,
+    epochs: int,
+    batch_size: int,
+    batch_tokens: int = 0,
+    fractions: Mapping[str, float] | None = None,
+    seed: int,
+) -> Sampler:
+    """The sampler that a recipe asks for.
+
+    Args:
+        config: which, and its settings.
+        lengths: tokens of each training row, by task; the order of tasks is the order of this mapping.
+        epochs: of the run.
+        batch_size: rows of a batch, at most.
+        batch_tokens: tokens of a batch, padding counted, at most; 0: only the rows count.
+        fractions: part of a task's rows that a pass takes, a fresh random one each time; what is not named has 1.
+        seed: from which all randomness comes.
+    """
+    fractions = fractions or {}
+    _check(config, lengths, fractions, seed)
+    budget = Budget(batch_size, batch_tokens)
+    streams = {
+        task: Stream(task, index, np.asarray(tokens), fractions.get(task, 1.0), budget, seed)
+        for index, (task, tokens) in enumerate(lengths.items())
+    }
+    return SAMPLERS[config.kind](config, streams, epochs, budget, seed)
+
+
+def _check(
+    config: SamplerConfig, lengths: Mapping[str, NDArray[np.integer]], fractions: Mapping[str, float], seed: int
+) -> None:
+    if not lengths:
+        raise MinbertError("no tasks to sample from; expected at least one")
+    for task, tokens in lengths.items():
+        if len(tokens) == 0:
+            raise MinbertError(f'task "{task}" has 0 training rows; expected at least 1')
+        if not 0 < fractions.get(task, 1) <= 1:
+            raise MinbertError(f'fraction of "{task}" is {fractions[task]:g}; expected more than 0 and at most 1')
+    for name in (*config.order, *config.weights, *fractions):
+        if name not in lengths:
+            raise MinbertError(f'sampler names "{name}"{suggest(name, lengths)}; the tasks are: {", ".join(lengths)}')
+    left = [task for task in lengths if config.order and task not in config.order]
+    if left:
+        raise MinbertError(f"sampler.order leaves out {', '.join(left)}; expected every task at least once")
+    if seed < 0:
+        raise MinbertError(f"seed is {seed}; expected 0 or more")
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """What a run does with one task."""
+
+    size: int
+    """Rows of the dataset."""
+    batches: int
+    rows: int
+    """All that are trained on, repetitions counted."""
+    share: float
+    """Part of the steps that the task is in."""
+
+    @property
+    def passes(self) -> float:
+        """How often the run goes over the dataset."""
+        return self.rows / self.size
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do, counted before it starts."""
+
+    epochs: tuple[int, ...]
+    """Steps of each epoch."""
+    tasks: dict[str, TaskPlan]
+
+    @property
+    def steps(self) -> int:
+        return sum(self.epochs)
+
+
+def plan(sampler: Sampler) -> Plan:
+    """Go through all steps once, keeping only the counts."""
+    epochs: list[int] = []
+    batches: Counter[str] = Counter()
+    rows: Counter[str] = Counter()
+    for epoch in sampler.epochs():
+        epochs.append(0)
+        for step in epoch:
+            epochs[-1] += 1
+            for part in step:
+                batches[part.task] += 1
+                rows[part.task] += len(part.rows)
+    tasks = {
+        task: TaskPlan(len(stream.lengths), batches[task], rows[task], batches[task] / sum(epochs))
+        for task, stream in sampler.streams.items()
+    }
+    return Plan(tuple(epochs), tasks)

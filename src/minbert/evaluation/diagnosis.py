@@ -1,0 +1,98 @@
+"""What the dev predictions tell beyond a score: how far confidence can be trusted, and which mistakes are the worst.
+
+groups = worst_mistakes(read_predictions(run, "quora").rows, classes=["different", "duplicate"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Row = Mapping[str, Any]
+"""A line of predictions/TASK.jsonl."""
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The rows whose confidence lies in (low, high]."""
+
+    low: float
+    high: float
+    rows: int
+    confidence: float
+    """Mean probability of the answered class."""
+    right: float
+    """Share of right answers."""
+    interval: tuple[float, float]
+    """Of that share: Wilson's, 95%."""
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """Some mistakes of one sort, the worst first."""
+
+    title: str
+    rows: Sequence[Row]
+    found: int
+    """How many there are of this sort."""
+
+
+def reliability(rows: Sequence[Row], bins: int = 15) -> list[Bin]:
+    """The bins that hold a row; as many and as wide as those of the metric `ece`, so that both tell the same."""
+    probabilities = np.array([row["probabilities"] for row in rows], dtype=np.float64)  # (rows, classes)
+    right = probabilities.argmax(axis=1) == np.array([row["label"] for row in rows])
+    confidence = probabilities.max(axis=1)
+    filled = np.clip(np.ceil(confidence * bins) - 1, 0, bins - 1).astype(np.intp)
+    found = []
+    for number in np.unique(filled):
+        inside = filled == number
+        count, share = int(inside.sum()), float(right[inside].mean())
+        edges = (float(number / bins), float((number + 1) / bins))
+        found.append(Bin(*edges, count, float(confidence[inside].mean()), share, wilson(share, count)))
+    return found
+
+
+def wilson(share: float, rows: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95% interval of a share that was measured on so few rows; it stays within 0 and 1."""
+    middle = (share + z * z / (2 * rows)) / (1 + z * z / rows)
+    reach = z / (1 + z * z / rows) * np.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows))
+    return max(0.0, float(middle - reach)), min(1.0, float(middle + reach))
+
+
+def worst_mistakes(rows: Sequence[Row], classes: Sequence[str], count: int = 10) -> list[Mistakes]:
+    """Wrong classes by the probability they got, apart for two classes; without classes, scores by absolute error."""
+    if not classes:
+        return [_worst("Largest errors", [row for row in rows if _error(row) > 0], _error, count)]
+    wrong = [row for row in rows if row["prediction"] != row["label"]]
+    if len(classes) != 2:
+        return [_worst("Wrong answers", wrong, confidence_of, count)]
+    titles = {
+        1.0: f"False positives: answered \u201c{classes[1]}\u201d",
+        0.0: f"False negatives: answered \u201c{classes[0]}\u201d",
+    }
+    return [
+        _worst(title, [row for row in wrong if row["prediction"] == answer], confidence_of, count)
+        for answer, title in titles.items()
+    ]
+
+
+def confidence_of(row: Row) -> float:
+    """The probability of the class that was answered."""
+    return float(row["probabilities"][int(row["prediction"])])
+
+
+def spread(rows: int, most: int) -> NDArray[np.intp]:
+    """At most so many row numbers, evenly through all of them."""
+    return np.unique(np.linspace(0, rows - 1, min(rows, most)).round().astype(np.intp))
+
+
+def _error(row: Row) -> float:
+    return abs(float(row["prediction"]) - float(row["label"]))
+
+
+def _worst(title: str, rows: Sequence[Row], badness: Any, count: int) -> Mistakes:
+    return Mistakes(title, sorted(rows, key=badness, reverse=True)[:count], len(rows))  # equals stay in file order

@@ -1,0 +1,324 @@
+"""A recipe from files to a finished run: what `minbert train` and `minbert.train` do.
+
+    run = train("recipes/sample.toml", out="runs/sample")
+    run.results["overall"]
+
+A run's folder holds recipe.toml (resolved), metrics.jsonl, results.json, checkpoints/, predictions/ and model/, the
+chosen model, which every other command takes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from minbert.atomic import write_text
+from minbert.config import Recipe, as_dict, data_folder, differences, parse_recipe, read_recipe, to_toml
+from minbert.data.inputs import Inputs, tokenize
+from minbert.data.raw import Examples, fingerprint, read_split
+from minbert.data.tokenizer import Tokenizer
+from minbert.errors import MinbertError, shown
+from minbert.evaluation.evaluate import Evaluation, choose_decision, evaluate_task, labels_of, overall, quick_scores
+from minbert.evaluation.results import environment, gap, write_json, write_predictions
+from minbert.model.encoders import find_encoder
+from minbert.model.multitask import MultitaskModel, outputs_of
+from minbert.model.pretrained import load_folder
+from minbert.model.saved import Manifest, build_model, load_model, save_model, update_manifest, with_decisions
+from minbert.training.trainer import Silent, Trainer, Watcher
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    folder: Path
+    results: Mapping[str, Any]
+
+    @property
+    def model(self) -> Path:
+        """The chosen model's folder."""
+        return self.folder / "model"
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """The splits of a recipe, read and tokenized."""
+
+    examples: Mapping[str, Mapping[str, Examples]]
+    """By split and task."""
+    inputs: Mapping[str, Mapping[str, Inputs]]
+
+    def notes(self) -> dict[str, Any]:
+        """What was read, skipped and cut: nothing is dropped silently."""
+        return {
+            split: {
+                task: {
+                    "rows": len(examples),
+                    "skipped": dict(examples.skipped),
+                    "truncated": {
+                        "texts": self.inputs[split][task].truncation.texts,
+                        "tokens": self.inputs[split][task].truncation.tokens,
+                    },
+                    "files": dict(examples.files),
+                }
+                for task, examples in tasks.items()
+            }
+            for split, tasks in self.examples.items()
+        }
+
+
+@torch.random.fork_rng(devices=[])  # new layers draw from torch's own generator, which is put back as it was
+def train(
+    recipe: Recipe | str | Path | Mapping[str, Any],
+    *,
+    out: str | Path | None = None,
+    data: str | Path | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+) -> Run:
+    """Train a recipe and evaluate the chosen model.
+
+    Args:
+        recipe: a `Recipe`, a TOML file, or a dictionary of the same shape.
+        out: the run's folder; default runs/NAME-seedN.
+        data: where the recipe's files lie; default see `config.data_folder`.
+        device: "cpu", "cuda" or "auto" (a GPU where there is one).
+        resume: go on from the last checkpoint of a run that was stopped.
+        overwrite: replace a run that is there.
+        watcher: is told how it goes.
+    """
+    recipe = as_recipe(recipe)
+    watcher = watcher or Silent()
+    folder = Path(out) if out is not None else Path("runs") / f"{recipe.name}-seed{recipe.seed}"
+    _check_run(folder, recipe, resume=resume, overwrite=overwrite)
+    where = choose_device(device)
+    tokenizer, model, manifest = new_model(recipe, where)
+    prepared = prepare(recipe, tokenizer, data_folder(recipe, data))
+    if resume:
+        _check_same_files(folder, prepared)
+    _open_run(folder, recipe, prepared, overwrite=overwrite and not resume)
+    sample = _train_sample(prepared.inputs["train"], recipe)
+
+    def evaluate(current: MultitaskModel) -> dict[str, dict[str, float]]:
+        scores = {"dev": quick_scores(current, prepared.inputs["dev"])}
+        return scores | ({"train": quick_scores(current, sample)} if sample else {})
+
+    def save(current: MultitaskModel, name: str) -> None:
+        save_model(folder / name, current, tokenizer, manifest)
+
+    trainer = Trainer(
+        recipe, model, prepared.inputs["train"], run=folder, evaluate=evaluate, save=save, watcher=watcher
+    )
+    trainer.train(resume=resume)
+    if not (folder / "model").exists():
+        raise MinbertError(f"{shown(folder)}: the chosen model could not be saved; free some space and use --resume")
+    try:
+        results = _finish(recipe, folder, prepared, sample, trainer, where)
+    except OSError as error:
+        raise MinbertError(f"{shown(folder)}: results not written ({error.strerror}); --resume tries again") from error
+    changed = _changed_files(prepared)
+    if changed:
+        watcher.warn(f"{', '.join(changed)} changed while the run was going; it used what it had read at the start")
+    return Run(folder, results)
+
+
+def as_recipe(recipe: Recipe | str | Path | Mapping[str, Any]) -> Recipe:
+    if isinstance(recipe, Recipe):
+        return recipe
+    return parse_recipe(recipe) if isinstance(recipe, Mapping) else read_recipe(recipe)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device by name; "auto" is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device: torch.device | None
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise MinbertError(f'device is "{name}"; expected auto, cpu, cuda or cuda:N')
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise MinbertError(f'device is "{name}", but torch sees no GPU here; expected cpu')
+    return device
+
+
+def new_model(recipe: Recipe, device: torch.device) -> tuple[Tokenizer, MultitaskModel, Manifest]:
+    """The recipe's encoder with fresh heads, seeded by the recipe."""
+    folder = find_encoder(recipe.model.encoder)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    encoder, _ = load_folder(folder, dropout=recipe.model.encoder_dropout, generator=generator)
+    manifest = Manifest(recipe.tasks, recipe.model, recipe=recipe.name)
+    return Tokenizer.load(folder), build_model(manifest, encoder, generator=generator).to(device), manifest
+
+
+def prepare(recipe: Recipe, tokenizer: Tokenizer, folder: Path, splits: tuple[str, ...] = ("train", "dev")) -> Prepared:
+    """Read and tokenize the splits of every task."""
+    examples: dict[str, dict[str, Examples]] = {}
+    inputs: dict[str, dict[str, Inputs]] = {}
+    for split in splits:
+        for task in recipe.tasks:
+            if not getattr(task, split):
+                raise MinbertError(f"[tasks.{task.name}] has no {split} files; expected them")
+            found = read_split(task, split, folder)  # type: ignore[arg-type]
+            examples.setdefault(split, {})[task.name] = found
+            inputs.setdefault(split, {})[task.name] = tokenize(task, found, tokenizer, recipe.model.max_tokens)
+    return Prepared(examples, inputs)
+
+
+def evaluate_model(
+    folder: str | Path,
+    recipe: Recipe | None = None,
+    *,
+    data: str | Path | None = None,
+    device: str = "auto",
+    samples: int = 1000,
+) -> dict[str, Evaluation]:
+    """Score a model folder on dev: of its own tasks, or of those a recipe describes (other files, same heads)."""
+    model, tokenizer, manifest = load_model(Path(folder), device=str(choose_device(device)))
+    tasks = {task.name: task for task in (recipe.tasks if recipe else manifest.tasks)}
+    unknown = [name for name in tasks if name not in model.tasks]
+    if unknown:
+        raise MinbertError(f'the model has no task "{unknown[0]}"; it has: {", ".join(model.tasks)}')
+    base = recipe or Recipe(tuple(tasks.values()), model=manifest.model)
+    prepared = prepare(base, tokenizer, data_folder(base, data), ("dev",))
+    rng = np.random.default_rng(base.seed)
+    return {
+        name: evaluate_task(
+            model.tasks[name],
+            labels_of(inputs),
+            outputs_of(model, inputs),
+            rng=rng,
+            decision=manifest.decisions.get(name),
+            samples=samples,
+        )
+        for name, inputs in prepared.inputs["dev"].items()
+    }
+
+
+def _check_run(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
+    """May this run write into the folder?"""
+    path = folder / "recipe.toml"
+    if not path.exists():
+        return
+    if resume:
+        changed = differences(recipe, read_recipe(path))
+        if changed:
+            raise MinbertError(f"{shown(folder)} was started with another recipe: {'; '.join(changed)}")
+    elif not overwrite:
+        raise MinbertError(f"{shown(folder)} holds a run already; --resume goes on with it, --out names another folder")
+
+
+def _check_same_files(folder: Path, prepared: Prepared) -> None:
+    """data.json remembers what was read; a run goes on only with the same bytes."""
+    path = folder / "data.json"
+    if not path.exists():
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    for split, tasks in prepared.notes().items():
+        for task, note in tasks.items():
+            if list(note["files"].values()) != list(before[split][task]["files"].values()):
+                raise MinbertError(f"{', '.join(note['files'])} ({task}, {split}) changed since the run was started")
+
+
+def _open_run(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
+    """Only now, when recipe, encoder and data were found good, is an older run replaced or a new one begun."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if overwrite:
+        for name in ("checkpoints", "model", "models", "predictions", "tensorboard"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        for name in ("results.json", "metrics.jsonl", "data.json"):
+            (folder / name).unlink(missing_ok=True)
+    write_text(folder / "recipe.toml", to_toml(recipe))
+    write_json(folder / "data.json", prepared.notes())
+
+
+def _changed_files(prepared: Prepared) -> list[str]:
+    files = {
+        name: digest
+        for tasks in prepared.examples.values()
+        for found in tasks.values()
+        for name, digest in found.files.items()
+    }
+    return [name for name, digest in files.items() if not Path(name).exists() or fingerprint(Path(name)) != digest]
+
+
+def _train_sample(train_inputs: Mapping[str, Inputs], recipe: Recipe) -> dict[str, Inputs]:
+    """The fixed training rows that are scored beside dev."""
+    size = recipe.training.train_sample
+    if not size:
+        return {}
+    rng = np.random.default_rng([recipe.seed, 3])
+    return {name: inputs.take(np.sort(rng.permutation(len(inputs))[:size])) for name, inputs in train_inputs.items()}
+
+
+def _finish(
+    recipe: Recipe,
+    folder: Path,
+    prepared: Prepared,
+    sample: Mapping[str, Inputs],
+    trainer: Trainer,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Score the chosen model in full, choose its decisions on dev, and write results.json."""
+    model, _, manifest = load_model(folder / "model", device=str(device))
+    rng = np.random.default_rng([recipe.seed, 4])
+    dev: dict[str, Evaluation] = {}
+    seen: dict[str, Evaluation] = {}
+    decisions, tuned = {}, {}
+    with trainer.autocast():
+        for task in recipe.tasks:
+            inputs = prepared.inputs["dev"][task.name]
+            outputs, labels = outputs_of(model, inputs), labels_of(inputs)
+            dev[task.name] = evaluate_task(task, labels, outputs, rng=rng)
+            decisions[task.name] = choose_decision(task, labels, outputs)
+            tuned[task.name] = evaluate_task(task, labels, outputs, rng=rng, decision=decisions[task.name])
+            write_predictions(folder, task, prepared.examples["dev"][task.name], dev[task.name])
+            if sample:
+                rows = sample[task.name]
+                seen[task.name] = evaluate_task(task, labels_of(rows), outputs_of(model, rows), rng=rng, samples=200)
+    tasks = {task.name: task for task in recipe.tasks}
+    scores = {name: found.score for name, found in dev.items()}
+    results = {
+        "name": recipe.name,
+        "about": recipe.about,
+        "encoder": recipe.model.encoder,
+        "seed": recipe.seed,
+        "kinds": {name: task.kind for name, task in tasks.items()},
+        "overall": overall(scores, tasks),
+        "dev": {name: found.summary() for name, found in dev.items()},
+        "train": {name: found.summary() for name, found in seen.items()},
+        "gap": {name: gap(seen[name].score if name in seen else None, score) for name, score in scores.items()},
+        "tuned_on_dev": {
+            name: {
+                "temperature": decisions[name].temperature,
+                "threshold": decisions[name].threshold,
+                "metrics": found.summary()["metrics"],
+            }
+            for name, found in tuned.items()
+            if tasks[name].is_classification
+        },
+        "steps": trainer.step,
+        "planned_steps": trainer.plan.steps,
+        "rows": trainer.rows,
+        "seconds": round(trainer.seconds, 1),
+        "data": prepared.notes(),
+        "environment": environment(str(device)),
+        "recipe": as_dict(recipe),
+    }
+    update_manifest(
+        folder / "model",
+        with_decisions(manifest, decisions, {"overall": results["overall"], "dev": results["dev"]}),
+    )
+    write_json(folder / "results.json", results)
+    return results

@@ -1,0 +1,62 @@
+"""A head's numbers to an answer: a class with probabilities, or a score. Plain numpy, for every backend alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minbert.tasks import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a task says of some rows."""
+
+    predictions: NDArray[np.float64]
+    """Class numbers, or scores."""
+    probabilities: NDArray[np.float64] | None
+    """(rows, classes); None for a score."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a task's outputs become an answer; chosen on dev."""
+
+    temperature: float = 1.0
+    """Logits are divided by it, so that probabilities mean what they say."""
+    threshold: float = 0.5
+    """For two classes: the second is answered from this probability on."""
+
+
+def decode(task: Task, outputs: NDArray[np.floating], decision: Decision | None = None) -> Answers:
+    """Outputs, (rows, outputs), to answers."""
+    decision = decision or Decision()
+    raw = np.asarray(outputs, dtype=np.float64)
+    if not task.is_classification:
+        return Answers(_scores(task, raw[:, 0]), None)
+    probabilities = probabilities_of(logits_of(task, raw) / decision.temperature)
+    if len(task.classes) == 2:
+        predictions = (probabilities[:, 1] >= decision.threshold).astype(np.float64)
+    else:
+        predictions = probabilities.argmax(1).astype(np.float64)
+    return Answers(predictions, probabilities)
+
+
+def logits_of(task: Task, outputs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """One logit a class; a single one (bce) is the second class's against 0."""
+    return outputs if task.outputs > 1 else np.hstack([np.zeros_like(outputs), outputs])  # (rows, classes)
+
+
+def probabilities_of(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
+
+
+def _scores(task: Task, raw: NDArray[np.float64]) -> NDArray[np.float64]:
+    if task.loss == "bce-threshold":  # a probability that the score is high: laid over the scale
+        return task.low + (task.high - task.low) * (1 + np.tanh(raw / 2)) / 2  # a sigmoid that cannot overflow
+    if task.loss == "cosent":  # only the order was learnt: nothing to clip to
+        return raw
+    return np.clip(raw, task.low, task.high)  # never further from a label on the scale

@@ -1,0 +1,160 @@
+"""Heads: the vectors of a row's views in, a few numbers out.
+
+A head is a module `forward(*views) -> (rows, outputs)`. What it reads (one text, two texts, both as one input, in one
+order or both) is said by its row of `tasks.HEADS`; here is how it computes. u and v are sentence vectors, (rows, width).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from minbert.tasks import Task
+
+
+class Linear(nn.Module):
+    """Dropout, linear: over one vector, or over two side by side (`concat`)."""
+
+    def __init__(self, task: Task, width: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(width * len(task.views), task.outputs)
+
+    def forward(self, *views: Tensor) -> Tensor:
+        return self.out(self.dropout(torch.cat(views, dim=-1)))
+
+
+class Perceptron(nn.Module):
+    """A hidden layer with ReLU between."""
+
+    def __init__(self, task: Task, width: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.hidden = nn.Linear(width, task.hidden or width)
+        self.out = nn.Linear(task.hidden or width, task.outputs)
+
+    def forward(self, view: Tensor) -> Tensor:
+        return self.out(self.dropout(F.relu(self.hidden(self.dropout(view)))))
+
+
+class Difference(nn.Module):
+    def __init__(self, task: Task, width: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(width, task.outputs)
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        return self.out(self.dropout(u - v))
+
+
+class Interaction(nn.Module):
+    """[|u - v|, u * v], dropout, back to the width, ReLU, linear (Hillebrand's "concatenation mode")."""
+
+    def __init__(self, task: Task, width: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.hidden = nn.Linear(2 * width, task.hidden or width)
+        self.out = nn.Linear(task.hidden or width, task.outputs)
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        both = torch.cat([(u - v).abs(), u * v], dim=-1)  # (rows, 2 * width)
+        return self.out(F.relu(self.hidden(self.dropout(both))))
+
+
+class Cosine(nn.Module):
+    """cos(u, v) times the scale. Nothing to learn here: the encoder must bring the vectors together."""
+
+    def __init__(self, task: Task, width: int, dropout: float) -> None:  # noqa: ARG002 - the signature of every head
+        super().__init__()
+        self.scale = task.scale
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        return self.scale * F.cosine_similarity(self.dropout(u), self.dropout(v), dim=-1).unsqueeze(-1)
+
+
+class ProjectedDot(nn.Module):
+    """Both vectors through one layer to `hidden` dimensions, then their dot product (Gulluk's DPS)."""
+
+    def __init__(self, task: Task, width: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.projection = nn.Linear(width, task.hidden or width)
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        u, v = self.projection(self.dropout(u)), self.projection(self.dropout(v))  # (rows, hidden)
+        return (u * v).sum(-1, keepdim=True)
+
+
+class ProjectedCosine(nn.Module):
+    """ReLU of the projections' cosine, times the scale (Gulluk's DPS-MSE)."""
+
+    def __init__(self, task: Task, width: int, dropout: float) -> None:
+        super().__init__()
+        self.scale = task.scale
+        self.dropout = nn.Dropout(dropout)
+        self.projection = nn.Linear(width, task.hidden or width)
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        u, v = self.projection(self.dropout(u)), self.projection(self.dropout(v))
+        return self.scale * F.relu(F.cosine_similarity(u, v, dim=-1)).unsqueeze(-1)
+
+
+class CosineOfOne(nn.Module):
+    """Cosine after a layer to one number: it can only be -1 or 1 (Vinjapuri & Vasireddy's third experiment)."""
+
+    def __init__(self, task: Task, width: int, dropout: float) -> None:
+        super().__init__()
+        self.scale = task.scale
+        self.dropout = nn.Dropout(dropout)
+        self.projection = nn.Linear(width, 1)
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        u, v = self.projection(self.dropout(u)), self.projection(self.dropout(v))  # (rows, 1)
+        return self.scale * F.cosine_similarity(u, v, dim=-1).unsqueeze(-1)
+
+
+class BothOrders(nn.Module):
+    """Mohammed & Sabane's heads over the pair read in both orders: a linear layer for each branch, and a last one over
+    their logits. PH has the two orders, DPH adds their difference, DPHA a tanh before the last layer.
+    """
+
+    def __init__(
+        self, task: Task, width: int, dropout: float, *, difference: bool = False, activation: bool = False
+    ) -> None:
+        super().__init__()
+        branches = 3 if difference else 2
+        self.difference, self.activation = difference, activation
+        self.dropout = nn.Dropout(dropout)
+        self.branches = nn.ModuleList(nn.Linear(width, task.outputs) for _ in range(branches))
+        self.out = nn.Linear(branches * task.outputs, task.outputs)
+
+    def forward(self, joint: Tensor, other: Tensor) -> Tensor:
+        views = [joint, other, joint - other] if self.difference else [joint, other]
+        logits = torch.cat(
+            [branch(self.dropout(view)) for branch, view in zip(self.branches, views, strict=True)], dim=-1
+        )  # (rows, branches * outputs)
+        return self.out(torch.tanh(logits) if self.activation else logits)
+
+
+BUILDERS: dict[str, Callable[[Task, int, float], nn.Module]] = {
+    "linear": Linear,
+    "mlp": Perceptron,
+    "concat": Linear,
+    "difference": Difference,
+    "interaction": Interaction,
+    "cosine": Cosine,
+    "projected-dot": ProjectedDot,
+    "projected-cosine": ProjectedCosine,
+    "cosine-1d": CosineOfOne,
+    "ph": BothOrders,
+    "dph": lambda task, width, dropout: BothOrders(task, width, dropout, difference=True),
+    "dpha": lambda task, width, dropout: BothOrders(task, width, dropout, difference=True, activation=True),
+}
+
+
+def build_head(task: Task, width: int, dropout: float) -> nn.Module:
+    return BUILDERS[task.head](task, width, dropout)

@@ -1,0 +1,126 @@
+"""Losses: tensors in, a scalar out; and how the losses of several tasks become one.
+
+loss = build_loss(task)(outputs, labels)          # outputs (rows, outputs), labels (rows,)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from minbert.tasks import Task
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, *, smoothing: float = 0.0, class_weights: Tensor | None = None
+) -> Tensor:
+    """Over classes; with weights, the weighted mean."""
+    return F.cross_entropy(logits, labels.long(), weight=class_weights, label_smoothing=smoothing)
+
+
+def binary_cross_entropy(
+    logits: Tensor, labels: Tensor, *, smoothing: float = 0.0, class_weights: Tensor | None = None
+) -> Tensor:
+    """One logit a row, (rows, 1), labels 0 or 1: `cross_entropy` of two classes, the first of which has the logit 0."""
+    both = torch.cat([torch.zeros_like(logits), logits], dim=-1)  # (rows, 2)
+    return cross_entropy(both, labels, smoothing=smoothing, class_weights=class_weights)
+
+
+def thresholded_bce(logits: Tensor, scores: Tensor, *, threshold: float) -> Tensor:
+    """Scores above the threshold count as 1, the others as 0 (Gulluk's baseline for STS)."""
+    return F.binary_cross_entropy_with_logits(logits[:, 0], (scores > threshold).float())
+
+
+def mean_squared_error(outputs: Tensor, scores: Tensor) -> Tensor:
+    return F.mse_loss(outputs[:, 0], scores)
+
+
+def cosine_mse(outputs: Tensor, scores: Tensor, *, scale: float, low: float, high: float) -> Tensor:
+    """The cosine itself against the score brought to 0..1."""
+    return F.mse_loss(outputs[:, 0] / scale, (scores - low) / (high - low))
+
+
+def cosent(outputs: Tensor, scores: Tensor, *, scale: float = 1.0, sharpness: float = 20.0) -> Tensor:
+    """Wants the right order: log(1 + sum of exp(sharpness * (s_i - s_j))) over pairs where j should be above i.
+
+    CoSENT (Su, 2022), as sentence-transformers' CoSENTLoss computes it.
+    """
+    similar = outputs[:, 0] / scale * sharpness
+    gaps = similar[:, None] - similar[None, :]  # (rows, rows): how much i is above j
+    wrong_order = scores[:, None] < scores[None, :]
+    gaps = gaps.masked_fill(~wrong_order, -torch.inf).flatten()
+    return torch.logsumexp(torch.cat([gaps, gaps.new_zeros(1)]), dim=0)
+
+
+def build_loss(task: Task) -> Loss:
+    """The loss that a task's row names, with its settings."""
+    weights = torch.tensor(task.class_weights) if task.class_weights else None
+
+    def with_classes(loss: Callable[..., Tensor]) -> Loss:
+        return lambda outputs, labels: loss(
+            outputs,
+            labels,
+            smoothing=task.label_smoothing,
+            class_weights=None if weights is None else weights.to(outputs.device, outputs.dtype),
+        )
+
+    table: dict[str, Loss] = {
+        "cross-entropy": with_classes(cross_entropy),
+        "bce": with_classes(binary_cross_entropy),
+        "mse": mean_squared_error,
+        "cosine-mse": lambda outputs, scores: cosine_mse(
+            outputs, scores, scale=task.scale, low=task.low, high=task.high
+        ),
+        "cosent": lambda outputs, scores: cosent(outputs, scores, scale=task.scale),
+        "bce-threshold": lambda outputs, scores: thresholded_bce(outputs, scores, threshold=task.threshold),
+    }
+    return table[task.loss]
+
+
+class LossWeighting(nn.Module):
+    """The losses of a step, each times its task's weight. How they are then combined is `training/gradients.py`'s."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        super().__init__()
+        self.weights = {task.name: task.weight for task in tasks}
+
+    def forward(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {task: self.weights[task] * loss for task, loss in losses.items()}
+
+
+class MeanWeighting(LossWeighting):
+    """Divided by the number of tasks in the step."""
+
+    def forward(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {task: loss / len(losses) for task, loss in super().forward(losses).items()}
+
+
+class UncertaintyWeighting(LossWeighting):
+    """Learns a noise level for each task (Kendall et al. 2018, arXiv:1705.07115): with s = log variance, a
+    classification loss becomes exp(-s) L + s/2, a squared error exp(-s) L / 2 + s/2.
+    """
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        tasks = tuple(tasks)
+        super().__init__(tasks)
+        self.log_variances = nn.ParameterDict({task.name: nn.Parameter(torch.zeros(())) for task in tasks})
+        self.factors = {task.name: 1.0 if task.is_classification else 0.5 for task in tasks}
+
+    def forward(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        weighted = {}
+        for task, loss in super().forward(losses).items():
+            noise = self.log_variances[task]
+            weighted[task] = self.factors[task] * torch.exp(-noise) * loss + noise / 2
+        return weighted
+
+
+WEIGHTINGS: dict[str, type[LossWeighting]] = {
+    "sum": LossWeighting,
+    "mean": MeanWeighting,
+    "uncertainty": UncertaintyWeighting,
+}
