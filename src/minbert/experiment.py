@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ from minbert.evaluation.results import environment, gap, write_json, write_predi
 from minbert.model.encoders import find_encoder
 from minbert.model.multitask import MultitaskModel, outputs_of
 from minbert.model.pretrained import load_folder
-from minbert.model.saved import Manifest, build_model, load_model, save_model, update_manifest, with_decisions
+from minbert.model.saved import Manifest, build_model, load_model, save_model, update_manifest
+from minbert.tasks import Task
 from minbert.training.trainer import Silent, Trainer, Watcher
 
 
@@ -105,7 +106,10 @@ def train(
     prepared = prepare(recipe, tokenizer, data_folder(recipe, data))
     if resume:
         _check_same_files(folder, prepared)
-    _open_run(folder, recipe, prepared, overwrite=overwrite and not resume)
+    try:
+        _open_run(folder, recipe, prepared, overwrite=overwrite and not resume)
+    except OSError as error:
+        raise MinbertError(f"{shown(folder)}: cannot be written ({error.strerror}); expected room for a run") from error
     sample = _train_sample(prepared.inputs["train"], recipe)
 
     def evaluate(current: MultitaskModel) -> dict[str, dict[str, float]]:
@@ -158,7 +162,7 @@ def new_model(recipe: Recipe, device: torch.device) -> tuple[Tokenizer, Multitas
     folder = find_encoder(recipe.model.encoder)
     generator = torch.Generator().manual_seed(recipe.seed)
     encoder, _ = load_folder(folder, dropout=recipe.model.encoder_dropout, generator=generator)
-    manifest = Manifest(recipe.tasks, recipe.model, recipe=recipe.name)
+    manifest = Manifest(recipe.tasks, recipe.model, recipe=recipe.name, data=recipe.data)
     return Tokenizer.load(folder), build_model(manifest, encoder, generator=generator).to(device), manifest
 
 
@@ -186,11 +190,8 @@ def evaluate_model(
 ) -> dict[str, Evaluation]:
     """Score a model folder on dev: of its own tasks, or of those a recipe describes (other files, same heads)."""
     model, tokenizer, manifest = load_model(Path(folder), device=str(choose_device(device)))
-    tasks = {task.name: task for task in (recipe.tasks if recipe else manifest.tasks)}
-    unknown = [name for name in tasks if name not in model.tasks]
-    if unknown:
-        raise MinbertError(f'the model has no task "{unknown[0]}"; it has: {", ".join(model.tasks)}')
-    base = recipe or Recipe(tuple(tasks.values()), model=manifest.model)
+    tasks = [_with_files_of(model.tasks, task) for task in recipe.tasks] if recipe else list(manifest.tasks)
+    base = Recipe(tuple(tasks), data=recipe.data if recipe else manifest.data, model=manifest.model)
     prepared = prepare(base, tokenizer, data_folder(base, data), ("dev",))
     rng = np.random.default_rng(base.seed)
     return {
@@ -204,6 +205,14 @@ def evaluate_model(
         )
         for name, inputs in prepared.inputs["dev"].items()
     }
+
+
+def _with_files_of(known: Mapping[str, Task], other: Task) -> Task:
+    """The model's own task, reading the files and columns that another row of its name gives."""
+    if other.name not in known:
+        raise MinbertError(f'the model has no task "{other.name}"; it has: {", ".join(known)}')
+    read = ("dev", "id", "text", "text2", "label", "normalise")
+    return replace(known[other.name], **{name: getattr(other, name) for name in read})
 
 
 def _check_run(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
@@ -316,9 +325,7 @@ def _finish(
         "environment": environment(str(device)),
         "recipe": as_dict(recipe),
     }
-    update_manifest(
-        folder / "model",
-        with_decisions(manifest, decisions, {"overall": results["overall"], "dev": results["dev"]}),
-    )
+    scored = {"overall": results["overall"], "dev": results["dev"]}
+    update_manifest(folder / "model", replace(manifest, decisions=decisions, scores=scored))
     write_json(folder / "results.json", results)
     return results

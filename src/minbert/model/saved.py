@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class Manifest:
     """Dev scores with intervals."""
     recipe: str = ""
     """The recipe's name."""
+    data: str = ""
+    """Where the recipe said its files are; "embedded" is the sample inside the package."""
     version: str = __version__
 
 
@@ -115,15 +117,13 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         recipe = parse_recipe({"tasks": raw["tasks"], "model": raw["model"]}, shown(path))
         decisions = {name: Decision(**decision) for name, decision in raw["decisions"].items()}
-        return Manifest(recipe.tasks, recipe.model, decisions, raw["scores"], raw["recipe"], raw["version"])
+        return Manifest(
+            recipe.tasks, recipe.model, decisions, raw["scores"], raw["recipe"], raw["data"], raw["version"]
+        )
     except KeyError as error:
         raise MinbertError(f"{shown(path)}: no {error}; expected what save_model writes") from None
     except (TypeError, AttributeError) as error:
         raise MinbertError(f"{shown(path)}: {error}; expected what save_model writes") from None
-
-
-def with_decisions(manifest: Manifest, decisions: Mapping[str, Decision], scores: Mapping[str, Any]) -> Manifest:
-    return replace(manifest, decisions=dict(decisions), scores=dict(scores))
 
 
 def _to_json(manifest: Manifest) -> str:
@@ -134,6 +134,7 @@ def _to_json(manifest: Manifest) -> str:
         "format": FORMAT,
         "version": manifest.version,
         "recipe": manifest.recipe,
+        "data": manifest.data,
         "tasks": {task.name: row(task, "name") for task in manifest.tasks},
         "model": row(manifest.model),
         "decisions": {name: asdict(decision) for name, decision in manifest.decisions.items()},

@@ -70,8 +70,10 @@ def save_checkpoint(
     with atomic_folder(path) as new:
         save_file({name: value.detach().cpu().contiguous() for name, value in flat.items()}, new / "state.safetensors")
         (new / "state.json").write_text(json.dumps(content), encoding="utf-8")
-    for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    kept = list_checkpoints(folder)[-keep:]
+    for old in folder.glob("step-*"):  # also what is left of one whose removal was cut short
+        if old not in kept:
+            shutil.rmtree(old, ignore_errors=True)
     return path
 
 

@@ -140,9 +140,8 @@ class Trainer:
                 if checkpoint or self.step % training.log_every == 0:
                     record = self._log_losses(log, epoch)
                 self.watcher.stepped(self.step, record)
-                if evaluate:
-                    self._evaluate(log, epoch)
-                if checkpoint:
+                kept = self._evaluate(log, epoch) if evaluate else True
+                if checkpoint and kept:  # a model that was not kept comes up again when the run is resumed
                     self._checkpoint(log)
                 if self.selection.exhausted:
                     break
@@ -203,13 +202,15 @@ class Trainer:
         self._write(log, record)
         return record
 
-    def _evaluate(self, log: MetricsLog, epoch: int) -> None:
+    def _evaluate(self, log: MetricsLog, epoch: int) -> bool:
+        """Score the model and keep it where it is the best so far; false if it should have been kept and was not."""
         self.model.eval()
         kept = []
         with self.averaged(), self.autocast():
             scores = self.evaluate(self.model)
             best_before = dict(self.selection.best)
-            for name in self.selection.update(scores["dev"]):
+            names = self.selection.update(scores["dev"])
+            for name in names:
                 try:
                     self.save(self.model, name)
                     kept.append(name)
@@ -227,6 +228,7 @@ class Trainer:
         }
         self._write(log, record)
         self.watcher.evaluated(record)
+        return kept == names
 
     def _write(self, log: MetricsLog, record: Mapping[str, Any]) -> None:
         try:

@@ -1,0 +1,115 @@
+"""Which model is kept and when a run stops: the rules worked by hand, and on random scores."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minbert.config import TrainingConfig
+from minbert.training.selection import Selection
+
+# Evaluations of two tasks, one after another.
+SCORES = [
+    {"a": 0.5, "b": 0.5},  # the first is always kept
+    {"a": 0.9, "b": 0.0},  # a rises, the mean falls
+    {"a": 0.6, "b": 0.6},  # the mean rises, a is below its best
+    {"a": 0.1, "b": 0.7},  # b rises
+    {"a": 0.6, "b": 0.6},  # as good as the best so far is not better
+]
+MODEL, A, B = "model", "models/a", "models/b"
+
+
+def select(scores: list[dict[str, float]], **config: Any) -> list[list[str]]:
+    selection = Selection(TrainingConfig(**config))
+    return [selection.update(one) for one in scores]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"best": "mean"}, [[MODEL], [], [MODEL], [], []]),
+        ({"best": "weighted-mean"}, [[MODEL], [], [MODEL], [], []]),  # without weights it is the mean
+        ({"best": "weighted-mean", "best_weights": {"a": 3.0}}, [[MODEL], [MODEL], [], [], []]),  # .5 .675 .6 .25 .6
+        ({"best": "weighted-mean", "best_weights": {"a": 0.0}}, [[MODEL], [], [MODEL], [MODEL], []]),  # b alone
+        ({"best": "task", "best_task": "b"}, [[MODEL], [], [MODEL], [MODEL], []]),
+        ({"best": "any-improves"}, [[MODEL], [MODEL], [MODEL], [MODEL], []]),
+        ({"best": "per-task"}, [[MODEL, A, B], [A], [MODEL, B], [B], []]),
+    ],
+)
+def test_rules(config: dict[str, Any], expected: list[list[str]]) -> None:
+    assert select(SCORES, **config) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "aggregate"),
+    [
+        ({"best": "mean"}, 0.5),
+        ({"best": "any-improves"}, 0.5),
+        ({"best": "per-task"}, 0.5),
+        ({"best": "weighted-mean", "best_weights": {"a": 3.0}}, (3 * 0.8 + 0.2) / 4),
+        ({"best": "task", "best_task": "b"}, 0.2),
+    ],
+)
+def test_aggregate(config: dict[str, Any], aggregate: float) -> None:
+    assert Selection(TrainingConfig(**config)).aggregate({"a": 0.8, "b": 0.2}) == pytest.approx(aggregate)
+
+
+def test_an_undefined_correlation_counts_as_0() -> None:
+    """A constant prediction has no correlation; it is worth nothing, but it does not stop the run or win it."""
+    selection = Selection(TrainingConfig(best="per-task"))
+    assert selection.aggregate({"a": 0.8, "b": math.nan}) == 0.4
+    assert selection.update({"a": 0.8, "b": math.nan}) == [MODEL, A]
+    assert selection.update({"a": 0.1, "b": -0.5}) == [B]
+    assert selection.update({"a": math.nan, "b": math.nan}) == []
+    json.dumps(selection.state(), allow_nan=False)
+
+
+def test_patience_counts_evaluations_without_a_better_aggregate() -> None:
+    selection = Selection(TrainingConfig(patience=2))
+    seen = []
+    for score in (0.5, 0.4, 0.6, 0.6, 0.6):
+        selection.update({"a": score})
+        seen.append((selection.stale, selection.exhausted))
+    assert seen == [(0, False), (1, False), (0, False), (1, False), (2, True)]
+
+
+def test_without_patience_it_never_stops() -> None:
+    selection = Selection(TrainingConfig())
+    for _ in range(50):
+        selection.update({"a": 0.5})
+    assert not selection.exhausted
+
+
+scores = st.lists(
+    st.fixed_dictionaries({"a": st.floats(-1, 1) | st.just(math.nan), "b": st.floats(-1, 1)}), min_size=1, max_size=12
+)
+rules = st.sampled_from(["mean", "weighted-mean", "any-improves", "task", "per-task"])
+
+
+@given(scores, rules)
+def test_the_last_kept_model_has_the_best_aggregate(history: list[dict[str, float]], best: Any) -> None:
+    config = TrainingConfig(best=best, best_task="a", best_weights={"b": 2.0})
+    selection = Selection(config)
+    kept = [number for number, one in enumerate(history) if MODEL in selection.update(one)]
+    aggregates = [selection.aggregate(one) for one in history]
+    assert kept[0] == 0
+    assert selection.best["*"] == max(aggregates)
+    if best != "any-improves":
+        assert kept[-1] == aggregates.index(max(aggregates))
+
+
+@given(scores, rules, st.integers(0, 12), st.integers(0, 3))
+def test_goes_on_from_its_state(history: list[dict[str, float]], best: Any, stop: int, patience: int) -> None:
+    """What a checkpoint holds is enough: through JSON and back, the same decisions follow."""
+    config = TrainingConfig(best=best, best_task="b", patience=patience)
+    whole, first, second = Selection(config), Selection(config), Selection(config)
+    expected = [(whole.update(one), whole.exhausted) for one in history]
+    found = [(first.update(one), first.exhausted) for one in history[:stop]]
+    second.restore(json.loads(json.dumps(first.state())))
+    found += [(second.update(one), second.exhausted) for one in history[stop:]]
+    assert found == expected
