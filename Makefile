@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c co
 .DEFAULT_GOAL := help
 
 help:  ## what there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
+	@$(PYTHON) -c "import re; [print(f'  make {m[1]:12}{m[2]}') for m in re.finditer(r'^([a-z-]+):.*?## *(.*)', open('Makefile').read(), re.M)]"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -50,6 +50,7 @@ format: $(VENV)/.dev  ## rewrite the sources in the project's format
 
 bench: $(VENV)/.dev $(MINBERT_HOME)/encoders/minilm/config.json  ## ours against the peers on this CPU, in one run
 	SHARED=$(SHARED) $(BIN)/python -m bench.embed
+	$(BIN)/python -m bench.optimizers
 
 docs: $(VENV)/.dev  ## write the numbers of results/ into README.md and docs/
 	$(BIN)/python -m bench.numbers

@@ -241,6 +241,8 @@ def test_the_embedded_sample(tiny_encoder: Path, tmp_path: Path) -> None:
     run = train(recipe, out=tmp_path / "run", device="cpu")
     assert run.results["data"]["dev"]["sst"]["rows"] == 80
     assert list(run.results["data"]["dev"]["sst"]["files"].values()) == [fingerprint(SAMPLE / "sentiment-dev.tsv")]
+    found = evaluate_model(run.model, device="cpu")  # a model knows where its data was
+    assert len(found["sst"].labels) == 80
 
 
 # --- what is refused, and what is not lost --------------------------------------------------------------------------

@@ -537,6 +537,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
         ("sts", "Stsbenchmark.tar.gz", make_tar({"sts-train.csv": "text " * 9999})[:90]),
         ("sts", "Stsbenchmark.tar.gz", make_tar({"readme.txt": "no data"})),
     ],
+    ids=["not a zip", "a member missing", "cut off", "no data inside"],
 )
 def test_a_damaged_archive_is_one_line(site: Site, tmp_path: Path, name: str, file: str, body: bytes) -> None:
     site.files[file] = body

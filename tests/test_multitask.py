@@ -138,10 +138,9 @@ def test_chosen_rows_keep_their_labels(made: Made) -> None:
 
 
 def test_a_batch_without_padding_has_no_mask(made: Made) -> None:
-    tokenizer, _, data = made
-    cpu = torch.device("cpu")
-    assert tensors(collate(step(sst=[1, 1]), data, tokenizer.pad_id).padded, cpu)[1] is None
-    assert tensors(collate(step(sst=[1, 0]), data, tokenizer.pad_id).padded, cpu)[1] is not None
+    tokenizer, model, data = made
+    assert tensors(collate(step(sst=[1, 1]), data, tokenizer.pad_id).padded, model.encoder)[1] is None
+    assert tensors(collate(step(sst=[1, 0]), data, tokenizer.pad_id).padded, model.encoder)[1] is not None
 
 
 # --- several tasks at once ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,11 @@ from minbert.atomic import write_text
 from minbert.data.raw import Examples
 from minbert.errors import MinbertError, shown
 from minbert.evaluation.bootstrap import PairedResult, paired_bootstrap
-from minbert.evaluation.evaluate import Evaluation
 from minbert.evaluation.metrics import metrics_of
 from minbert.tasks import Task
+
+if TYPE_CHECKING:  # it needs torch, which reading results does not
+    from minbert.evaluation.evaluate import Evaluation
 
 
 @dataclass(frozen=True, eq=False)

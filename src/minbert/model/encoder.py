@@ -192,12 +192,16 @@ class Encoder(nn.Module):
             raise MinbertError(
                 f"a sequence of {tokens} tokens; this encoder has positions for {self.config.max_tokens}"
             )
-        # On a GPU reading the ids back would stall the queue; there the batches are checked before they travel.
+        # On a GPU reading the ids back would stall the queue: there they are checked before they travel.
         if ids.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = (int(value) for value in torch.aminmax(ids))
-            if low < 0 or high >= self.config.vocab_size:
-                wrong = low if low < 0 else high
-                raise MinbertError(f"token id {wrong}; expected 0 to {self.config.vocab_size - 1} (the vocabulary)")
+            self.check_ids(ids)
+
+    def check_ids(self, ids: Tensor) -> None:
+        """Ids that the embedding table has no row for are an error of the input."""
+        low, high = (int(value) for value in torch.aminmax(ids))
+        if low < 0 or high >= self.config.vocab_size:
+            wrong = low if low < 0 else high
+            raise MinbertError(f"token id {wrong}; expected 0 to {self.config.vocab_size - 1} (the vocabulary)")
 
     def _attention_bias(self, tokens: int, mask: Tensor | None) -> Tensor | None:
         """What attention adds to its scores: minus infinity at padding and, for MPNet, the relative bias."""

@@ -70,7 +70,7 @@ class MultitaskModel(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """What each task's head says of its rows, (rows, outputs)."""
-        ids, mask, segments = tensors(batch.padded, self.device)
+        ids, mask, segments = tensors(batch.padded, self.encoder)
         hidden = self.encoder(ids, mask, segments)  # (sequences, tokens, width)
         outputs = {}
         for part in batch.parts:
@@ -89,13 +89,14 @@ class MultitaskModel(nn.Module):
         return self.heads[task](*views)
 
 
-def tensors(padded: Padded, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor]:
-    """A padded batch on the device. Without any padding there is no mask: attention is faster so."""
+def tensors(padded: Padded, encoder: Encoder) -> tuple[Tensor, Tensor | None, Tensor]:
+    """A padded batch on the encoder's device. Without any padding there is no mask: attention is faster so."""
+    device = encoder.embeddings.tokens.weight.device
     whole = bool(padded.mask.all())
-    move = device.type == "cuda"
-    arrays = [padded.ids, padded.segments] + ([] if whole else [padded.mask])
-    moved = [torch.from_numpy(array) for array in arrays]
-    moved = [tensor.pin_memory().to(device, non_blocking=True) if move else tensor.to(device) for tensor in moved]
+    moved = [torch.from_numpy(array) for array in (padded.ids, padded.segments, *(() if whole else (padded.mask,)))]
+    if device.type == "cuda":
+        encoder.check_ids(moved[0])  # there, it would cost a wait for the device
+        moved = [tensor.pin_memory().to(device, non_blocking=True) for tensor in moved]
     return moved[0], None if whole else moved[2], moved[1]
 
 
@@ -108,7 +109,7 @@ def encode_pooled(
     budget = TOKEN_BUDGET.get(device.type, 16384)
     pooled = {how: torch.empty((len(tokens), encoder.config.width), device=device) for how in poolings}
     for rows in plan_batches(tokens.lengths, tokens=budget):
-        ids, mask, segments = tensors(pad(tokens, rows, encoder.config.pad_id), device)
+        ids, mask, segments = tensors(pad(tokens, rows, encoder.config.pad_id), encoder)
         hidden = encoder(ids, mask, segments)
         where = torch.from_numpy(rows).to(device)
         for how, vectors in pooled.items():

@@ -95,6 +95,8 @@ def _wandb(folder: Path, name: str) -> Any:
     if not (os.environ.get("WANDB_PROJECT") or os.environ.get("WANDB_MODE")):
         return None
     try:
-        return importlib.import_module("wandb").init(dir=str(folder), name=name, resume="allow")
+        return importlib.import_module("wandb").init(
+            dir=str(folder), name=name, id=folder.resolve().name, resume="allow"
+        )
     except ImportError:
         return None

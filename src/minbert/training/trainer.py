@@ -169,7 +169,8 @@ class Trainer:
         config = self.recipe.optimizer
         if config.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip, foreach=True)
-        factor = rate_factor(config, self.step / self.plan.steps)
+        # At the middle of the step: neither the first of a warm-up nor the last of a decay has a rate of 0.
+        factor = rate_factor(config, (self.step - 0.5) / self.plan.steps)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
         self.optimizer.step()
