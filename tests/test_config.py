@@ -408,7 +408,7 @@ shares = st.floats(0, 0.99)
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
     own = Task(
-        draw(texts),
+        draw(texts.filter(lambda name: name.strip() and name.isprintable() and not set(name) & set("/\\.*"))),
         "classification",
         tuple(draw(st.lists(texts, min_size=1, max_size=3))),
         text=draw(texts),
@@ -430,6 +430,12 @@ def recipes(draw: st.DrawFn) -> Recipe:
         OptimizerConfig(lr=draw(st.floats(0, 10)), eps=draw(st.floats(0, 1)), betas=draw(st.tuples(shares, shares))),
         TrainingConfig(epochs=draw(st.integers(1, 10**9))),
     )
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a/b", "/tmp/x", "..", "a.b", "*", "a\nb"])
+def test_a_task_whose_name_cannot_be_a_files_is_refused(name: str) -> None:
+    with pytest.raises(MinbertError, match="a task is named"):
+        check_task(replace(BUILT_IN["sst"], name=name))
 
 
 @given(recipes())

@@ -243,7 +243,7 @@ def test_every_group_follows_the_schedule(make: Any) -> None:
     step = trainer.optimizer.step
     trainer.optimizer.step = lambda: (seen.append([g["lr"] for g in trainer.optimizer.param_groups]), step())
     trainer.train()
-    factors = [1 / 3, 2 / 3, 1, 2 / 3, 1 / 3, 0]  # of 6 steps the first 3 warm up
+    factors = [1 / 6, 1 / 2, 5 / 6, 5 / 6, 1 / 2, 1 / 6]  # of 6 steps the first 3 warm up; at each one's middle
     assert seen == [pytest.approx([rate * factor for rate in trainer.rates], abs=1e-15) for factor in factors]
 
 

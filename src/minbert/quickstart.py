@@ -16,9 +16,9 @@ from minbert.model.encoders import find_encoder, get_encoder
 
 RECIPE = Path(__file__).parent / "data" / "sample" / "recipe.toml"
 SENTENCES = [
-    ("The staff went out of their way to help us.", "Everyone working there was wonderfully kind."),
+    ("What a delightful evening, I loved every minute.", "It was a wonderful night out."),
     ("How do I get ink out of a shirt?", "What removes pen stains from cotton?"),
-    ("I would not sit through that play again for money.", "The museum closes at six on Sundays."),
+    ("The worst meal I have ever been served.", "The museum closes at six on Sundays."),
 ]
 
 

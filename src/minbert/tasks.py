@@ -7,7 +7,6 @@ and not after an hour of training. How they compute is in `model/heads.py` and `
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -167,8 +166,8 @@ BUILT_IN = {
 def check_task(task: Task) -> Task:
     """The task with its defaults filled in, or an error that says what does not go together."""
     where = f"[tasks.{task.name}]"
-    if not re.fullmatch(r"[A-Za-z][\w-]*", task.name, re.ASCII):  # it becomes part of file names
-        raise MinbertError(f'{where} is named "{task.name}"; expected letters, digits, _ and -, a letter first')
+    if not task.name.strip() or not task.name.isprintable() or set(task.name) & set("/\\.*"):  # it names files
+        raise MinbertError(f'a task is named "{task.name}"; expected a name without / \\ . and *')
     if task.is_pair and not task.text2:
         raise MinbertError(f"{where} text2 is empty; a {task.kind} task reads two columns")
     if not task.is_pair and task.text2:
