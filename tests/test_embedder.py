@@ -48,15 +48,6 @@ def tiny(tiny_folder: Path) -> Embedder:
     return Embedder.load(tiny_folder)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Batches are small, and on a busy machine threads that wait for each other take many times as long as one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def one_by_one(embedder: Embedder, texts: list[str]) -> np.ndarray:
     """The obvious way: no batches, no padding, no mask, pooling written out."""
     rows = []

@@ -99,15 +99,6 @@ def compare_gradients(ours: Encoder, theirs: Any, batch: Batch, *, floor: float 
     return max(difference / max(size, least) for difference, size in zip(differences, sizes, strict=True))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Batches are small, and on a busy machine threads that wait for each other take many times as long as one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def parity_rows() -> Iterator[Rows]:
     """Tests note their differences here; at the end the largest of each encoder are printed."""

@@ -18,7 +18,7 @@ from minbert.training import optimizers
 from minbert.training.optimizers import AdamW, RAdam, parameter_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch.optim import Optimizer
 
@@ -66,15 +66,6 @@ def largest_difference(left: list[nn.Parameter], right: list[nn.Parameter]) -> f
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few rows, so that the small tensors of these tests are sliced as large ones are."""
     monkeypatch.setattr(optimizers, "BLOCK", 8)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from a second thread; waiting for it on a busy machine costs 50 times more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # torch.optim is the authority
@@ -521,8 +512,9 @@ def minilm_params() -> list[nn.Parameter]:
 
 
 @pytest.mark.slow
-def test_adamw_takes_at_most_1_15_times_torchs_time() -> None:
+def test_adamw_takes_at_most_1_15_times_torchs_time(request: pytest.FixtureRequest) -> None:
     torch.set_num_threads(2)
+    request.addfinalizer(lambda: torch.set_num_threads(1))
     hyper: dict[str, Any] = {"lr": 1e-5, "weight_decay": 0.01}
     contenders = {
         "ours": AdamW(minilm_params(), **hyper),

@@ -269,6 +269,12 @@ def test_fraction_takes_a_part_of_the_rows(variant: str, tasks: Tasks, fraction:
             assert len(rows) == len(set(rows)) == expected
 
 
+def test_fraction_above_one_repeats_rows() -> None:
+    (steps,) = run(make("round-robin", sized(a=10), epochs=1, fractions={"a": 2.3}))
+    seen = Counter(int(row) for step in steps for part in step for row in part.rows)
+    assert sorted(seen.values()) == [2] * 7 + [3] * 3
+
+
 @pytest.mark.parametrize(("rows", "fraction", "expected"), [(100, 0.07, 7), (10, 0.25, 3), (1, 0.01, 1), (8, 0.25, 2)])
 def test_fraction_rounds_up_what_is_meant(rows: int, fraction: float, expected: int) -> None:
     sampler = make("round-robin", sized(a=rows), epochs=1, fractions={"a": fraction})

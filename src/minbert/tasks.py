@@ -64,7 +64,7 @@ class Task:
     normalise: bool = False
     """Lower-case and set punctuation apart, as the CS224N course does."""
     fraction: float = 1.0
-    """A random part of the training rows, drawn anew each epoch."""
+    """How much of the training rows an epoch takes: 0.25 a random quarter, drawn anew; 2 each row twice."""
 
     @property
     def is_pair(self) -> bool:
@@ -226,8 +226,8 @@ def _check_head(task: Task, row: HeadRow, where: str) -> None:
 
 
 def _check_numbers(task: Task, where: str) -> None:
-    if not 0 < task.fraction <= 1:
-        raise MinbertError(f"{where} fraction is {task.fraction}; expected more than 0 and at most 1")
+    if not 0 < task.fraction <= 100:
+        raise MinbertError(f"{where} fraction is {task.fraction}; expected more than 0 and at most 100")
     for key in ("weight", "hidden"):
         if getattr(task, key) < 0:
             raise MinbertError(f"{where} {key} is {getattr(task, key)}; expected 0 or more")

@@ -85,9 +85,10 @@ class Stream:
         return len(self.one_pass(0))
 
     def choose(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The rows of a pass: all, or a random part."""
+        """The rows of a pass: every row as often as the fraction says, and a random part for what is left of it."""
         rows = len(self.lengths)
-        return np.arange(rows, dtype=np.int64) if self.size == rows else rng.choice(rows, self.size, replace=False)
+        whole, rest = divmod(self.size, rows)
+        return np.concatenate([np.tile(np.arange(rows), whole), rng.choice(rows, rest, replace=False)])
 
     def one_pass(self, number: int) -> list[Part]:
         rng = np.random.default_rng([self.seed, PASSES, self.index, number])
@@ -323,7 +324,7 @@ def make_sampler(
         epochs: of the run.
         batch_size: rows of a batch, at most.
         batch_tokens: tokens of a batch, padding counted, at most; 0: only the rows count.
-        fractions: part of a task's rows that a pass takes, a fresh random one each time; what is not named has 1.
+        fractions: how much of a task's rows a pass takes: below 1 a fresh random part, 2 each row twice; default 1.
         seed: from which all randomness comes.
     """
     fractions = fractions or {}
@@ -344,8 +345,8 @@ def _check(
     for task, tokens in lengths.items():
         if len(tokens) == 0:
             raise MinbertError(f'task "{task}" has 0 training rows; expected at least 1')
-        if not 0 < fractions.get(task, 1) <= 1:
-            raise MinbertError(f'fraction of "{task}" is {fractions[task]:g}; expected more than 0 and at most 1')
+        if not 0 < fractions.get(task, 1) <= 100:
+            raise MinbertError(f'fraction of "{task}" is {fractions[task]:g}; expected more than 0 and at most 100')
     for name in (*config.order, *config.weights, *fractions):
         if name not in lengths:
             raise MinbertError(f'sampler names "{name}"{suggest(name, lengths)}; the tasks are: {", ".join(lengths)}')
