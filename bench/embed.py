@@ -20,8 +20,8 @@ import torch
 
 from bench.texts import sentences
 from minbert.delivery.embedder import Embedder
+from minbert.encoders import find_encoder
 from minbert.evaluation.results import commit
-from minbert.model.encoders import find_encoder
 
 
 def peer(folder: Path) -> Any:

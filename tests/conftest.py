@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minbert.model.encoders import home
+from minbert.encoders import home
 
 GET = {
     "minilm": "minbert encoders get minilm",

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from minbert import __version__, cli
 from minbert.cli import app, main
 from minbert.delivery.embedder import Embedder
-from minbert.model.encoders import get_encoder
+from minbert.encoders import get_encoder
 from tests.broken import BROKEN, Break
 
 TEXTS = ["the cat sat.", "hello world", "a dog ran and then the bird sang.", "", "hello"]

@@ -323,7 +323,7 @@ def test_the_encoder_is_our_own() -> None:
         assert "TransformerEncoder" not in source, module
 
 
-@pytest.mark.parametrize("module", ["minbert", "minbert.cli", "minbert.model.encoders", "minbert.data.batches"])
+@pytest.mark.parametrize("module", ["minbert", "minbert.cli", "minbert.encoders", "minbert.data.batches"])
 def test_the_base_install_needs_no_torch(module: str) -> None:
     check = f"import sys, {module}; assert not {{'torch', 'safetensors'}} & set(sys.modules), 'torch was imported'"
     subprocess.run([sys.executable, "-c", check], check=True)

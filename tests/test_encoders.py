@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from minbert import encoders
+from minbert.encoders import PUBLISHED, Published, describe, find_encoder, get_encoder, home, list_encoders
 from minbert.errors import MinbertError, MissingExtraError
-from minbert.model import encoders
-from minbert.model.encoders import PUBLISHED, Published, describe, find_encoder, get_encoder, home, list_encoders
 
 
 @pytest.fixture(autouse=True)

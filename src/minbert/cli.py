@@ -95,7 +95,7 @@ def encoders(context: typer.Context) -> None:
     """What is there, its size, layers and origin, and how to get more."""
     if context.invoked_subcommand is not None:
         return
-    from minbert.model.encoders import PUBLISHED, home, list_encoders
+    from minbert.encoders import PUBLISHED, home, list_encoders
 
     found = list_encoders()
     table = Table("name", "kind", "layers", "width", "parameters", "size", "came from", title=str(home() / "encoders"))
@@ -122,7 +122,7 @@ def encoders_get(
     force: Annotated[bool, typer.Option("--force", help="Get it again although it is there.")] = False,
 ) -> None:
     """Put an encoder into the cache (MINBERT_HOME, default ~/.cache/minbert)."""
-    from minbert.model.encoders import describe, get_encoder
+    from minbert.encoders import describe, get_encoder
 
     with err.status(f"getting {name}"):
         info = describe(get_encoder(name, force=force))

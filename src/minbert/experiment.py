@@ -24,10 +24,10 @@ from minbert.config import Recipe, as_dict, data_folder, differences, parse_reci
 from minbert.data.inputs import Inputs, tokenize
 from minbert.data.raw import Examples, fingerprint, read_split
 from minbert.data.tokenizer import Tokenizer
+from minbert.encoders import find_encoder
 from minbert.errors import MinbertError, shown
 from minbert.evaluation.evaluate import Evaluation, choose_decision, evaluate_task, labels_of, overall, quick_scores
 from minbert.evaluation.results import environment, gap, write_json, write_predictions
-from minbert.model.encoders import find_encoder
 from minbert.model.multitask import MultitaskModel, outputs_of
 from minbert.model.pretrained import load_folder
 from minbert.model.saved import Manifest, build_model, load_model, save_model, update_manifest

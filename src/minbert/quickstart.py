@@ -9,10 +9,10 @@ from rich.table import Table
 from minbert.config import read_recipe
 from minbert.console import RunWatcher, err, out, print_results
 from minbert.delivery.predictor import Predictor
+from minbert.encoders import find_encoder, get_encoder
 from minbert.errors import MinbertError, shown
 from minbert.evaluation.report import write_report
 from minbert.experiment import train
-from minbert.model.encoders import find_encoder, get_encoder
 
 RECIPE = Path(__file__).parent / "data" / "sample" / "recipe.toml"
 SENTENCES = [

@@ -24,6 +24,8 @@ from rich.text import Text
 
 from minbert.config import Recipe
 from minbert.data.raw import Examples, Problem, Split, class_counts, read_split
+from minbert.data.tokenizer import Tokenizer
+from minbert.encoders import find_encoder
 from minbert.errors import MinbertError, shown
 from minbert.tasks import Task
 
@@ -213,9 +215,6 @@ def count_words(texts: Sequence[str], pairs: Sequence[str] | None) -> NDArray[np
 
 def token_counter(encoder: str) -> CountTokens | None:
     """Counts the tokens of a recipe's encoder; None where that is not on this machine, and words must do."""
-    from minbert.data.tokenizer import Tokenizer
-    from minbert.model.encoders import find_encoder  # a look ahead, and only to learn which folder a name means
-
     try:
         return Tokenizer.load(find_encoder(encoder)).count
     except MinbertError:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from minbert.data.tokenizer import Tokenizer
+from minbert.encoders import find_encoder
 from minbert.errors import MinbertError
 from minbert.model.encoder import POOLINGS, Encoder, Pooling
-from minbert.model.encoders import find_encoder
 from minbert.model.multitask import encode_pooled
 from minbert.model.pretrained import load_folder
 

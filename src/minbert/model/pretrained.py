@@ -3,7 +3,7 @@
     encoder = load_encoder("minilm")                            # or a folder, or a hub id
     save_encoder(encoder, Path("my-encoder"))                   # Hugging Face layout; transformers.AutoModel loads it
 
-Where an encoder comes from (names, cache, downloads) is the business of `encoders.py`; this file knows the layout of
+Where an encoder comes from (names, cache, downloads) is the business of `minbert.encoders`; this file knows the layout of
 a folder: `config.json` beside `model.safetensors` or `pytorch_model.bin`.
 """
 
@@ -19,9 +19,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from minbert.encoders import find_encoder
 from minbert.errors import MinbertError, shown
 from minbert.model.encoder import ACTIVATIONS, Encoder, EncoderConfig
-from minbert.model.encoders import find_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,6 +8,7 @@ corrections are folded into those numbers instead of costing a pass over the ten
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from itertools import chain
 from numbers import Real
@@ -31,7 +32,7 @@ Row = tuple[Tensor, ...]  # (parameter, gradient, exp_avg, exp_avg_sq), all of o
 BLOCK = 1 << 20
 
 
-class _Adam(Optimizer):
+class _Adam(Optimizer, ABC):
     """The moments, their state and the weight decay (0 unless asked for); a subclass says how large the step is."""
 
     bias_corrections: ClassVar[tuple[BiasCorrection, ...]]
@@ -49,9 +50,9 @@ class _Adam(Optimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "bias_correction": bias_correction})
 
+    @abstractmethod
     def step_size(self, group: dict[str, Any], step: int) -> tuple[float, float | None]:
         """``(step_size, eps)`` of the update at count ``step``; an ``eps`` of None means ``p -= step_size * m``."""
-        raise NotImplementedError
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self._check({**self.defaults, **param_group})
