@@ -124,12 +124,10 @@ def print_results(results: Mapping[str, Any], console: Console = out) -> None:
     rules = results["overall"]
     console.print(f"overall: {number(rules['2023'])} (2023 rule)  {number(rules['2024'])} (2024 rule)", highlight=False)
     for name, tuned in results["tuned_on_dev"].items():
-        accuracy = tuned["metrics"].get("accuracy", {}).get("value")
-        console.print(
-            f"{name}: threshold {tuned['threshold']:.2f}, temperature {tuned['temperature']:.2f} chosen on dev "
-            f"(accuracy there {number(accuracy)})",
-            highlight=False,
-        )
+        threshold = "" if tuned["threshold"] is None else f"threshold {tuned['threshold']:.2f} and "
+        accuracy = number(tuned["metrics"]["accuracy"]["value"])
+        chosen = f"{threshold}temperature {tuned['temperature']:.2f} chosen on dev"
+        console.print(f"{name}: {chosen} (accuracy there {accuracy})", highlight=False)
 
 
 def print_notes(data: Mapping[str, Any], console: Console = err) -> None:

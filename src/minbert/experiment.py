@@ -311,7 +311,7 @@ def _finish(
         "tuned_on_dev": {
             name: {
                 "temperature": decisions[name].temperature,
-                "threshold": decisions[name].threshold,
+                "threshold": decisions[name].threshold if len(tasks[name].classes) == 2 else None,
                 "metrics": found.summary()["metrics"],
             }
             for name, found in tuned.items()
