@@ -29,7 +29,8 @@ def speed() -> str:
         ("embedding, fp32, minilm, sentences/s", "sentence-transformers", embed),
         ("AdamW step, minilm's parameters, steps/s", "torch.optim.AdamW(foreach=True)", optimizer),
     ]
-    lines = ["| one run, this CPU, 2 threads | peer | ours / peer |", "|---|---|---|"]
+    head = f"| in one run, on a CPU, {embed['threads']} threads | peer | ours / peer |"
+    lines = [head, "|---|---|---|"]
     lines += [f"| {what} | {peer} | **{found['ratio']:.2f}x** |" for what, peer, found in rows]
     texts = f"{embed['texts']:,} {embed['source']}"
     return "\n".join(
