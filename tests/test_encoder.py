@@ -6,6 +6,7 @@ pytest -m parity -s tests/test_encoder.py     # prints the table of the largest 
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import os
 import subprocess
@@ -143,14 +144,25 @@ def test_published_encoders_equal_transformers(
     assert found["pooler"] <= HIDDEN
 
 
+# The table shows the worst of these. One of them alone can look four times better than another, by rounding.
 @pytest.mark.parity
+@pytest.mark.parametrize("lengths", [[1, 140, 33], [1, 133], [60, 20], [1, 512, 37]], ids=str)
 def test_gradients_of_published_encoders_equal_transformers(
-    published: tuple[str, Encoder, Any], parity_rows: Rows
+    published: tuple[str, Encoder, Any], lengths: list[int], parity_rows: Rows
 ) -> None:
     name, ours, theirs = published
-    found = compare_gradients(ours, theirs, make_batch(ours.config, [1, 140, 33]))
+    found = compare_gradients(ours, theirs, make_batch(ours.config, lengths))
+    print(f"{name} {lengths}: {found:.1e}")
     note(parity_rows, name, {"gradient": found})
     assert found <= GRADIENT
+
+
+@pytest.mark.parity
+def test_what_gradients_differ_by_is_rounding(published: tuple[str, Encoder, Any]) -> None:
+    """The batch that is worst in fp32 is as good as equal in fp64: the two compute the same function."""
+    _, ours, theirs = published
+    double = (copy.deepcopy(module).double() for module in (ours, theirs))
+    assert compare_gradients(*double, make_batch(ours.config, [1, 133])) <= 1e-10
 
 
 @st.composite
