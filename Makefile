@@ -48,11 +48,16 @@ format: $(VENV)/.dev  ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev $(MINBERT_HOME)/encoders/minilm/config.json  ## ours against the peers on this CPU, in one run
+bench: $(VENV)/.dev $(MINBERT_HOME)/encoders/minilm/config.json  ## ours against the peers on this CPU, each in one run
 	SHARED=$(SHARED) $(BIN)/python -m bench.embed
 	$(BIN)/python -m bench.optimizers
+	SHARED=$(SHARED) $(BIN)/python -m bench.encode
+	for part in train pairs heads scaling; do SHARED=$(SHARED) $(BIN)/python -m bench.$$part --device cpu || exit 1; done
+	$(BIN)/python -m bench.summary
+	$(MAKE) docs
 
-docs: $(VENV)/.dev  ## write the numbers of results/ into README.md and docs/
+docs: $(VENV)/.dev  ## draw the figures and write the numbers of results/ into README.md and docs/
+	$(BIN)/python -m bench.plots
 	$(BIN)/python -m bench.numbers
 
 clean:  ## remove what make created here

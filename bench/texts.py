@@ -10,9 +10,9 @@ from minbert.data.raw import read_split
 from minbert.tasks import BUILT_IN
 
 
-def sentences(count: int) -> tuple[list[str], str]:
-    """So many distinct sentences in a fixed order, and where they are from."""
-    folder = Path(os.environ.get("SHARED", "../shared")) / "data"
+def sentences(count: int, data: Path | None = None) -> tuple[list[str], str]:
+    """So many distinct sentences in a fixed order, and where they are from; `data` replaces $SHARED/data."""
+    folder = data or Path(os.environ.get("SHARED", "../shared")) / "data"
     if (folder / "cs224n").is_dir():
         found: list[str] = []
         for name in ("sst", "sts", "quora"):

@@ -64,7 +64,7 @@ Made = tuple[Tokenizer, MultitaskModel, dict[str, Inputs]]
 
 def test_a_batch_lies_as_its_parts_say(made: Made) -> None:
     tokenizer, _, data = made
-    batch = collate(step(sts=[4, 0, 2], sst=[1], quora=[3, 3]), data, tokenizer.pad_id)
+    batch = collate(step(sts=[4, 0, 2], sst=[1], quora=[3, 3]), data)
     assert [(part.task, part.start, part.rows, part.views) for part in batch.parts] == [
         ("sts", 0, 3, 2),
         ("sst", 6, 1, 1),
@@ -90,7 +90,7 @@ def test_a_batch_lies_as_its_parts_say(made: Made) -> None:
 
 def test_views_of_different_lengths_are_padded_to_the_longest(made: Made) -> None:
     tokenizer, _, data = made
-    batch = collate(step(quora=[3], sst=[1]), data, tokenizer.pad_id)
+    batch = collate(step(quora=[3], sst=[1]), data)
     lengths = [len(data["quora"].views[0][3][0]), len(data["quora"].views[1][3][0]), len(data["sst"].views[0][1][0])]
     assert len(set(lengths)) > 1
     assert batch.padded.mask.sum(1).tolist() == lengths
@@ -112,7 +112,7 @@ def test_what_a_view_reads(made: Made) -> None:
 def test_rows_without_labels_are_batched_too(made: Made) -> None:
     tokenizer, model, _ = made
     inputs = tokenize(model.tasks["sst"], Examples(["0"], TEXTS[:1], None, None), tokenizer, 64)
-    batch = collate(step(sst=[0]), {"sst": inputs}, tokenizer.pad_id)
+    batch = collate(step(sst=[0]), {"sst": inputs})
     assert batch.parts[0].labels.shape == (0,)
     assert say(model, batch)["sst"].shape == (1, 5)
 
@@ -139,8 +139,8 @@ def test_chosen_rows_keep_their_labels(made: Made) -> None:
 
 def test_a_batch_without_padding_has_no_mask(made: Made) -> None:
     tokenizer, model, data = made
-    assert tensors(collate(step(sst=[1, 1]), data, tokenizer.pad_id).padded, model.encoder)[1] is None
-    assert tensors(collate(step(sst=[1, 0]), data, tokenizer.pad_id).padded, model.encoder)[1] is not None
+    assert tensors(collate(step(sst=[1, 1]), data).padded, model.encoder)[1] is None
+    assert tensors(collate(step(sst=[1, 0]), data).padded, model.encoder)[1] is not None
 
 
 # --- several tasks at once ------------------------------------------------------------------------------------------
@@ -152,13 +152,13 @@ def test_tasks_in_one_batch_say_what_each_says_alone(tiny_encoder: Path, common:
     tokenizer, model, _ = make(tiny_encoder, tasks, common_layer=common)
     data = inputs_for(tokenizer, model)
     rows = {"quora": [0, 3, 1], "sst": [1], "joint": [2, 0], "sts": [4, 3, 2, 1]}
-    together = say(model, collate(step(**rows), data, tokenizer.pad_id))
+    together = say(model, collate(step(**rows), data))
     assert list(together) == list(rows)
     for task, numbers in rows.items():
-        alone = say(model, collate(step(**{task: numbers}), data, tokenizer.pad_id))
+        alone = say(model, collate(step(**{task: numbers}), data))
         np.testing.assert_allclose(together[task], alone[task], atol=1e-5)
         for place, number in enumerate(numbers):
-            single = say(model, collate(step(**{task: [number]}), data, tokenizer.pad_id))[task]
+            single = say(model, collate(step(**{task: [number]}), data))[task]
             np.testing.assert_allclose(together[task][place : place + 1], single, atol=1e-5)
 
 
@@ -167,7 +167,7 @@ def test_the_encoder_runs_once_a_batch(made: Made) -> None:
     calls: list[tuple[int, ...]] = []
     hook = model.encoder.register_forward_hook(lambda _, given, __: calls.append(tuple(given[0].shape)))
     try:
-        batch = collate(step(sst=[0, 1], quora=[2], sts=[3]), data, tokenizer.pad_id)
+        batch = collate(step(sst=[0, 1], quora=[2], sts=[3]), data)
         say(model, batch)
     finally:
         hook.remove()
@@ -178,7 +178,7 @@ def test_the_encoder_runs_once_a_batch(made: Made) -> None:
 def test_a_split_is_answered_as_a_batch_is(tiny_encoder: Path, head: str) -> None:
     tokenizer, model, _ = make(tiny_encoder, {"sts": {"head": head, "pooling": "mean"}}, common_layer=True)
     data = inputs_for(tokenizer, model)
-    batch = collate(step(sts=list(range(len(TEXTS)))), data, tokenizer.pad_id)
+    batch = collate(step(sts=list(range(len(TEXTS)))), data)
     found = outputs_of(model, data["sts"])
     assert found.dtype == np.float32
     assert found.shape == (len(TEXTS), 1)
@@ -199,7 +199,7 @@ def test_each_task_has_its_own_pooling_or_the_models(tiny_encoder: Path) -> None
     tokenizer, model, _ = make(tiny_encoder, tasks, pooling="max")
     assert model.poolings == {f"with-{how}": how for how in POOLINGS} | {"sst": "max"}
     data = inputs_for(tokenizer, model)
-    batch = collate(step(**{name: [0, 1, 2] for name in tasks}), data, tokenizer.pad_id)
+    batch = collate(step(**{name: [0, 1, 2] for name in tasks}), data)
     found = say(model, batch)
     tokens = data["sst"].views[0]
     for name, how in model.poolings.items():
@@ -244,7 +244,7 @@ def test_the_common_layer_comes_first_in_every_head(tiny_encoder: Path) -> None:
     seen: list[tuple[int, ...]] = []
     model.common.register_forward_hook(lambda _, given, __: seen.append(tuple(given[0].shape)))
     data = inputs_for(tokenizer, model)
-    say(model, collate(step(sst=[0], quora=[1, 2], sts=[3], joint=[4]), data, tokenizer.pad_id))
+    say(model, collate(step(sst=[0], quora=[1, 2], sts=[3], joint=[4]), data))
     assert seen == [(1, 32), (2, 32), (2, 32), (1, 32), (1, 32), (1, 32)]  # each view of each task, one module
 
     vector = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
@@ -277,7 +277,7 @@ def touched(model: MultitaskModel, names: Iterable[str]) -> set[str]:
 def test_a_tasks_gradient_leaves_the_other_heads_alone(tiny_encoder: Path, task: str) -> None:
     tokenizer, model, _ = make(tiny_encoder, MIXED, common_layer=True)
     data = inputs_for(tokenizer, model)
-    batch = collate(step(sst=[0, 1], quora=[1, 0], sts=[0, 1], joint=[0, 1]), data, tokenizer.pad_id)
+    batch = collate(step(sst=[0, 1], quora=[1, 0], sts=[0, 1], joint=[0, 1]), data)
     part = next(part for part in batch.parts if part.task == task)
     build_loss(model.tasks[task])(model(batch)[task], torch.from_numpy(part.labels)).backward()
     parts = [f"heads.{name}." for name in MIXED] + ["common.", "encoder.layers.0.", "encoder.embeddings."]

@@ -23,6 +23,7 @@ from minbert.errors import MinbertError
 from minbert.model.answers import Answers, Decision, decode
 from minbert.model.encoder import POOLINGS
 from minbert.model.multitask import outputs_of
+from minbert.model.packed import Packed
 from minbert.model.saved import load_model, save_model
 from minbert.tasks import BUILT_IN
 from tests.models import PAIRS, TEXTS, THREE, make
@@ -50,11 +51,18 @@ def predictor(tiny_encoder: Path) -> Predictor:
 def counting(predictor: Predictor) -> Iterator[list[int]]:
     """The rows of every batch that the encoder is given."""
     rows: list[int] = []
-    hook = predictor.model.encoder.register_forward_hook(lambda _, given, __: rows.append(len(given[0])))
+    encoder = predictor.model.encoder
+    read = encoder.packed
+
+    def packed(batch: Packed) -> torch.Tensor:
+        rows.append(sum(count for count, _ in batch.runs))
+        return read(batch)
+
+    encoder.packed = packed  # type: ignore[method-assign]
     try:
         yield rows
     finally:
-        hook.remove()
+        del encoder.packed
 
 
 def encoded(predictor: Predictor, *given: Any, **more: Any) -> int:

@@ -44,6 +44,9 @@ RecipePath = Annotated[Path, typer.Argument(help="A recipe, such as recipes/samp
 ModelPath = Annotated[Path, typer.Argument(help="A model folder, such as runs/sample/model.")]
 DataOption = Annotated[str | None, typer.Option("--data", help="Where the files lie; default MINBERT_DATA.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+PrecisionOption = Annotated[
+    str, typer.Option("--precision", help="fp32; int8, faster, on a CPU; tf32, bf16 or fp16 on a GPU.")
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Change a setting: training.epochs=3. May be given often.")
 ]
@@ -144,16 +147,28 @@ def embed(
     pooling: Annotated[str, typer.Option(help="mean, cls, pooler or max.")] = "mean",
     max_tokens: Annotated[int | None, typer.Option(help="Cut texts after so many tokens.")] = None,
     device: DeviceOption = "cpu",
+    precision: PrecisionOption = "fp32",
 ) -> None:
     """Texts to vectors, sorted by length, with a progress bar and the rate."""
-    needs_torch("minbert embed")
+    where = "cpu" if device == "auto" else device
+    if precision != "int8":  # which needs no torch, once its file is built
+        needs_torch("minbert embed")
+        from minbert.experiment import choose_device
+        from minbert.machine import set_threads
+
+        set_threads()
+        where = str(choose_device(device))
     from minbert.data.tokenizer import Truncation
     from minbert.delivery.embedder import Embedder
     from minbert.delivery.vectors import open_vectors
-    from minbert.experiment import choose_device
 
-    where = str(choose_device(device))
-    embedder = Embedder.load(encoder, pooling=pooling, device=where, max_tokens=max_tokens)  # type: ignore[arg-type]
+    embedder = Embedder.load(
+        encoder,
+        pooling=pooling,  # type: ignore[arg-type]
+        device=where,
+        max_tokens=max_tokens,
+        precision=precision,  # type: ignore[arg-type]
+    )
     total = len(texts) if texts else _count_lines(input) if input else None
     truncated, done, started = Truncation(), 0, time.perf_counter()
     with open_vectors(output, embedder.width) as write, progress_bar("embedding", total) as advance:
@@ -234,6 +249,7 @@ def evaluate(
     set: SetOption = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "fp32",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the figures here, as JSON.")] = None,
 ) -> None:
     """Score a model on dev: every metric with a bootstrap 95% interval."""
@@ -244,7 +260,8 @@ def evaluate(
     from minbert.experiment import evaluate_model
 
     chosen = read_recipe(recipe, sets=set or []) if recipe else None
-    found = evaluate_model(model, chosen, data=data, device=device)
+    with RunWatcher() as watcher:
+        found = evaluate_model(model, chosen, data=data, device=device, precision=precision, watcher=watcher)  # type: ignore[arg-type]
     print_evaluations(found)
     rules = overall({name: one.score for name, one in found.items()}, {name: one.task for name, one in found.items()})
     out.print(f"overall: {number(rules['2023'])} (2023 rule)  {number(rules['2024'])} (2024 rule)", highlight=False)
@@ -264,14 +281,17 @@ def predict(
     text2: Annotated[str, typer.Option(help="Column with the second text of a pair.")] = "",
     format: Annotated[str, typer.Option(help="Of stdin and stdout: jsonl, csv or tsv.")] = "jsonl",
     device: DeviceOption = "cpu",
+    precision: PrecisionOption = "fp32",
 ) -> None:
     """Answer every row of a file: all columns stay, each task adds its answer."""
     needs_torch("minbert predict")
     from minbert.delivery.files import predict_file
     from minbert.delivery.predictor import Predictor
     from minbert.experiment import choose_device
+    from minbert.machine import set_threads
 
-    predictor = Predictor.load(model, device=str(choose_device(device)))
+    set_threads()
+    predictor = Predictor.load(model, device=str(choose_device(device)), precision=precision)  # type: ignore[arg-type]
     with progress_bar("predicting", None) as advance:
         report = predict_file(
             predictor, input, output, tasks=task, text=text, text2=text2, kind=format, progress=advance
@@ -295,7 +315,9 @@ def submit(
     from minbert.delivery.predictor import Predictor
     from minbert.delivery.submit import submit as write_submission
     from minbert.experiment import choose_device
+    from minbert.machine import set_threads
 
+    set_threads()
     predictor = Predictor.load(model, device=str(choose_device(device)))
     for found in write_submission(predictor, Path(data or os.environ.get("MINBERT_DATA") or "data"), out_dir):
         if found.missing:
@@ -378,6 +400,29 @@ def data_fetch(
     from minbert.data.fetch import fetch
 
     fetch(name, data, base_url=mirror, progress=err)
+
+
+@app.command(epilog="Example: [bold]minbert doctor[/]")
+def doctor(
+    clear_cache: Annotated[
+        bool, typer.Option("--clear-cache", help="Remove the tokens that are kept on disk.")
+    ] = False,
+) -> None:
+    """What this machine offers: cores, threads, GPUs, the precisions that work, and what the caches hold."""
+    from minbert.doctor import examine
+
+    if clear_cache:
+        from minbert.data.cache import TokenCache
+        from minbert.encoders import home
+
+        cache = TokenCache(home() / "tokens")
+        out.print(f"{cache.clear() / 2**20:,.0f} MiB of tokens removed from {cache.folder}", highlight=False)
+        return
+    table = Table("", "", show_header=False)
+    with err.status("examining this machine"):
+        for finding in examine():
+            table.add_row(finding.what, escape(finding.found), style=None if finding.good else "yellow")
+    out.print(table)
 
 
 @app.command(epilog="Example: [bold]minbert quickstart[/]")

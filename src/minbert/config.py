@@ -100,8 +100,10 @@ class TrainingConfig:
     """How the losses of one step become one number; each task's `weight` is a factor before that."""
     ema: float = 0.0
     """Decay of an exponential moving average of the weights, which is then what is evaluated and kept; 0: none."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """auto: bf16 matrix products on a GPU, fp32 on a CPU."""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """Of matrix products. auto: fp32 on a CPU; on a GPU bf16, or fp16 where it has no bf16."""
+    kernels: Literal["auto", "plain"] = "auto"
+    """auto: on a GPU, kernels of our own and steps as CUDA graphs, where they can be used; plain: torch's own."""
     evaluate_every: int = 0
     """Steps between evaluations; 0: at the end of each epoch."""
     train_sample: int = 1000

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -41,7 +42,7 @@ def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None
 
 
 class RunWatcher:
-    """Draws a run: the planned mix, a bar with the losses, a line for each evaluation."""
+    """Draws a run: what is being prepared, the planned mix, a bar with the losses, a line for each evaluation."""
 
     def __init__(self, console: Console = err) -> None:
         self.console = console
@@ -54,6 +55,7 @@ class RunWatcher:
             TimeRemainingColumn(),
         )
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.status = console.status("")
         self.task: TaskID | None = None
         self.started, self.rows_before = time.perf_counter(), 0
 
@@ -61,7 +63,16 @@ class RunWatcher:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.status.stop()
         self.progress.stop()
+
+    def preparing(self, what: str) -> None:
+        self.status.update(escape(what))
+        self.status.start()
+
+    def prepared(self, note: str) -> None:
+        self.status.stop()
+        self.console.print(note, highlight=False, markup=False)
 
     def planned(self, plan: Any) -> None:
         table = Table("task", "rows", "batches", "rows trained", "passes", "share of steps", title="planned mix")

@@ -11,23 +11,29 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from minbert.atomic import write_text
 from minbert.config import Recipe, as_dict, data_folder, differences, parse_recipe, read_recipe, to_toml
+from minbert.data.cache import TokenCache
 from minbert.data.inputs import Inputs, tokenize
 from minbert.data.raw import Examples, fingerprint, read_split
 from minbert.data.tokenizer import Tokenizer
+from minbert.delivery.backends import Precision, choose_backend
+from minbert.delivery.predictor import Predictor
 from minbert.encoders import find_encoder
 from minbert.errors import MinbertError, shown
 from minbert.evaluation.evaluate import Evaluation, choose_decision, evaluate_task, labels_of, overall, quick_scores
 from minbert.evaluation.results import environment, gap, write_json, write_predictions
+from minbert.machine import set_threads
 from minbert.model.multitask import MultitaskModel, outputs_of
 from minbert.model.pretrained import load_folder
 from minbert.model.saved import Manifest, build_model, load_model, save_model, update_manifest
@@ -75,6 +81,22 @@ class Prepared:
         }
 
 
+@runtime_checkable
+class Preparing(Protocol):
+    """A watcher that also wants to know what happens before the first step."""
+
+    def preparing(self, what: str) -> None: ...
+    def prepared(self, note: str) -> None: ...
+    def warn(self, message: str) -> None: ...
+
+
+class Unwatched:
+    def preparing(self, what: str) -> None: ...
+    def prepared(self, note: str) -> None: ...
+    def warn(self, message: str) -> None:
+        warnings.warn(message, stacklevel=2)
+
+
 @torch.random.fork_rng(devices=[])  # new layers draw from torch's own generator, which is put back as it was
 def train(
     recipe: Recipe | str | Path | Mapping[str, Any],
@@ -102,8 +124,15 @@ def train(
     folder = Path(out) if out is not None else Path("runs") / f"{recipe.name}-seed{recipe.seed}"
     _check_run(folder, recipe, resume=resume, overwrite=overwrite)
     where = choose_device(device)
+    set_threads()
     tokenizer, model, manifest = new_model(recipe, where)
-    prepared = prepare(recipe, tokenizer, data_folder(recipe, data))
+    prepared = prepare(
+        recipe,
+        tokenizer,
+        data_folder(recipe, data),
+        cache=TokenCache.from_environment(watcher.warn),
+        watcher=watcher if isinstance(watcher, Preparing) else None,
+    )
     if resume:
         _check_same_files(folder, prepared)
     try:
@@ -166,17 +195,34 @@ def new_model(recipe: Recipe, device: torch.device) -> tuple[Tokenizer, Multitas
     return Tokenizer.load(folder), build_model(manifest, encoder, generator=generator).to(device), manifest
 
 
-def prepare(recipe: Recipe, tokenizer: Tokenizer, folder: Path, splits: tuple[str, ...] = ("train", "dev")) -> Prepared:
-    """Read and tokenize the splits of every task."""
+def prepare(
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    folder: Path,
+    splits: tuple[str, ...] = ("train", "dev"),
+    *,
+    cache: TokenCache | None = None,
+    watcher: Preparing | None = None,
+) -> Prepared:
+    """Read and tokenize the splits of every task; what the cache holds is not tokenized again."""
+    watcher = watcher or Unwatched()
     examples: dict[str, dict[str, Examples]] = {}
     inputs: dict[str, dict[str, Inputs]] = {}
+    started, rows = time.perf_counter(), 0
     for split in splits:
         for task in recipe.tasks:
             if not getattr(task, split):
                 raise MinbertError(f"[tasks.{task.name}] has no {split} files; expected them")
+            watcher.preparing(f"reading {task.name} {split}")
             found = read_split(task, split, folder)  # type: ignore[arg-type]
+            watcher.preparing(f"tokenizing {task.name} {split}, {len(found):,} rows")
+            tokens = tokenize(task, found, tokenizer, recipe.model.max_tokens, cache=cache)
             examples.setdefault(split, {})[task.name] = found
-            inputs.setdefault(split, {})[task.name] = tokenize(task, found, tokenizer, recipe.model.max_tokens)
+            inputs.setdefault(split, {})[task.name] = tokens
+            rows += len(found)
+    tried = cache.hits + cache.misses if cache else 0
+    from_cache = f", {cache.hits} of {tried} sets of tokens from the cache" if cache and tried else ""
+    watcher.prepared(f"{rows:,} rows prepared in {time.perf_counter() - started:.1f} s{from_cache}")
     return Prepared(examples, inputs)
 
 
@@ -186,19 +232,27 @@ def evaluate_model(
     *,
     data: str | Path | None = None,
     device: str = "auto",
+    precision: Precision = "fp32",
     samples: int = 1000,
+    watcher: Preparing | None = None,
 ) -> dict[str, Evaluation]:
     """Score a model folder on dev: of its own tasks, or of those a recipe describes (other files, same heads)."""
-    model, tokenizer, manifest = load_model(Path(folder), device=str(choose_device(device)))
-    tasks = [_with_files_of(model.tasks, task) for task in recipe.tasks] if recipe else list(manifest.tasks)
+    set_threads()
+    watcher = watcher or Unwatched()
+    if choose_backend(precision, None, device) == "torch":
+        device = str(choose_device(device))
+    predictor = Predictor.load(folder, device=device, precision=precision)
+    known, manifest = predictor.tasks, predictor.manifest
+    tasks = [_with_files_of(known, task) for task in recipe.tasks] if recipe else list(manifest.tasks)
     base = Recipe(tuple(tasks), data=recipe.data if recipe else manifest.data, model=manifest.model)
-    prepared = prepare(base, tokenizer, data_folder(base, data), ("dev",))
+    cache = TokenCache.from_environment(watcher.warn)
+    prepared = prepare(base, predictor.tokenizer, data_folder(base, data), ("dev",), cache=cache, watcher=watcher)
     rng = np.random.default_rng(base.seed)
     return {
         name: evaluate_task(
-            model.tasks[name],
+            known[name],
             labels_of(inputs),
-            outputs_of(model, inputs),
+            predictor.outputs_of(inputs),
             rng=rng,
             decision=manifest.decisions.get(name),
             samples=samples,
@@ -285,17 +339,17 @@ def _finish(
     dev: dict[str, Evaluation] = {}
     seen: dict[str, Evaluation] = {}
     decisions, tuned = {}, {}
-    with trainer.autocast():
-        for task in recipe.tasks:
-            inputs = prepared.inputs["dev"][task.name]
-            outputs, labels = outputs_of(model, inputs), labels_of(inputs)
-            dev[task.name] = evaluate_task(task, labels, outputs, rng=rng)
-            decisions[task.name] = choose_decision(task, labels, outputs)
-            tuned[task.name] = evaluate_task(task, labels, outputs, rng=rng, decision=decisions[task.name])
-            write_predictions(folder, task, prepared.examples["dev"][task.name], dev[task.name])
-            if sample:
-                rows = sample[task.name]
-                seen[task.name] = evaluate_task(task, labels_of(rows), outputs_of(model, rows), rng=rng, samples=200)
+    model.use(trainer.precision, kernels=recipe.training.kernels)
+    for task in recipe.tasks:
+        inputs = prepared.inputs["dev"][task.name]
+        outputs, labels = outputs_of(model, inputs), labels_of(inputs)
+        dev[task.name] = evaluate_task(task, labels, outputs, rng=rng)
+        decisions[task.name] = choose_decision(task, labels, outputs)
+        tuned[task.name] = evaluate_task(task, labels, outputs, rng=rng, decision=decisions[task.name])
+        write_predictions(folder, task, prepared.examples["dev"][task.name], dev[task.name])
+        if sample:
+            rows = sample[task.name]
+            seen[task.name] = evaluate_task(task, labels_of(rows), outputs_of(model, rows), rng=rng, samples=200)
     tasks = {task.name: task for task in recipe.tasks}
     scores = {name: found.score for name, found in dev.items()}
     results = {

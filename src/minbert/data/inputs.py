@@ -1,20 +1,21 @@
 """Examples to token sequences, one set for each view that a task's head reads, and steps of them to one batch.
 
-A step's sequences, of all its tasks and views, are stacked into one matrix, so that the encoder runs once a step.
+A step's sequences, of all its tasks and views, are laid end to end, so that the encoder runs once a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minbert.data.batches import Padded, pad
+from minbert.data.cache import TokenCache
 from minbert.data.raw import Examples
 from minbert.data.samplers import Step
-from minbert.data.tokenizer import Tokenizer, Tokens, Truncation
+from minbert.data.tokenizer import Tokenizer, Tokens, Truncation, ranges
 from minbert.tasks import Task, View
 
 
@@ -43,20 +44,23 @@ class Inputs:
 
 @dataclass(frozen=True, eq=False)
 class PartOfBatch:
-    """Where a task's rows lie in a batch: view v of row i is sequence `start + v * rows + i`."""
+    """Where a task's rows lie in a batch."""
 
     task: str
-    start: int
-    rows: int
-    views: int
+    index: NDArray[np.int64]
+    """(views, rows): the sequence that is view v of row i."""
     labels: NDArray[np.float32]
+
+    @property
+    def rows(self) -> int:
+        return self.index.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """All sequences of a step, padded together, and which of them are whose."""
+    """All sequences of a step, sorted by length, and which of them are whose."""
 
-    padded: Padded
+    tokens: Tokens
     parts: tuple[PartOfBatch, ...]
 
     @property
@@ -65,37 +69,63 @@ class Batch:
 
 
 def tokenize_view(
-    view: View, tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, max_tokens: int
+    view: View,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    max_tokens: int,
+    *,
+    cache: TokenCache | None = None,
 ) -> Tokens:
     """The sequences of one way to read the rows."""
+    encode = tokenizer.encode if cache is None else partial(cache.encode, tokenizer)
     second = pairs or ()
     if view == "first":
-        return tokenizer.encode(texts, max_tokens=max_tokens)
+        return encode(texts, max_tokens=max_tokens)
     if view == "second":
-        return tokenizer.encode(second, max_tokens=max_tokens)
+        return encode(second, max_tokens=max_tokens)
     if view == "joint":
-        return tokenizer.encode(texts, second, max_tokens=max_tokens)
-    return tokenizer.encode(second, texts, max_tokens=max_tokens)
+        return encode(texts, second, max_tokens=max_tokens)
+    return encode(second, texts, max_tokens=max_tokens)
 
 
-def tokenize(task: Task, examples: Examples, tokenizer: Tokenizer, max_tokens: int) -> Inputs:
+def tokenize(
+    task: Task, examples: Examples, tokenizer: Tokenizer, max_tokens: int, *, cache: TokenCache | None = None
+) -> Inputs:
     """A split as its task's head reads it."""
     limit = min(max_tokens, tokenizer.positions)
-    views = tuple(tokenize_view(view, tokenizer, examples.texts, examples.pairs, limit) for view in task.views)
+    columns = examples.texts, examples.pairs
+    views = tuple(tokenize_view(view, tokenizer, *columns, limit, cache=cache) for view in task.views)
     return Inputs(task, views, examples.labels, sum((view.truncation for view in views), Truncation()))
 
 
-def collate(step: Step, data: Mapping[str, Inputs], pad_id: int) -> Batch:
+def collate(step: Step, data: Mapping[str, Inputs]) -> Batch:
     """One batch out of a sampler's step."""
-    chosen: list[Tokens] = []
+    views = [(view, part.rows) for part in step for view in data[part.task].views]
+    lengths = np.concatenate([view.lengths_at(rows) for view, rows in views])
+    order = np.argsort(lengths, kind="stable")
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths[order], out=offsets[1:])
+    starts = np.empty(len(lengths), np.int64)  # where each sequence goes
+    starts[order] = offsets[:-1]
+    ids, segments = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.uint8)
+    done = 0
+    for view, rows in views:
+        mine = slice(done, done + len(rows))
+        within = ranges(lengths[mine])  # the tokens of each sequence, counted from 0
+        source = np.repeat(view.offsets[rows], lengths[mine]) + within
+        place = np.repeat(starts[mine], lengths[mine]) + within
+        ids[place], segments[place] = view.ids[source], view.segments[source]
+        done += len(rows)
+    places = np.empty(len(lengths), np.int64)
+    places[order] = np.arange(len(lengths))
     parts: list[PartOfBatch] = []
-    start = 0
+    done = 0
     for part in step:
         inputs = data[part.task]
         labels = np.zeros(0) if inputs.labels is None else inputs.labels[part.rows]
-        views = len(inputs.views)
-        parts.append(PartOfBatch(part.task, start, len(part.rows), views, labels.astype(np.float32)))
-        chosen += [view.take(part.rows) for view in inputs.views]
-        start += len(part.rows) * views
-    tokens = Tokens.join(chosen)
-    return Batch(pad(tokens, np.arange(len(tokens)), pad_id), tuple(parts))
+        count = len(inputs.views) * len(part.rows)
+        index = places[done : done + count].reshape(len(inputs.views), -1)
+        parts.append(PartOfBatch(part.task, index, labels.astype(np.float32)))
+        done += count
+    return Batch(Tokens(ids, segments, offsets), tuple(parts))

@@ -51,6 +51,10 @@ class Tokens:
     def lengths(self) -> NDArray[np.int64]:
         return np.diff(self.offsets)
 
+    def lengths_at(self, rows: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Of some sequences only: a step takes a few out of very many."""
+        return self.offsets[rows + 1] - self.offsets[rows]
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -65,10 +69,9 @@ class Tokens:
     def take(self, rows: Sequence[int] | NDArray[Any]) -> Tokens:
         """The sequences at ``rows`` (indices or a mask), in that order; ``truncation`` stays that of the whole set."""
         chosen = np.arange(len(self))[np.asarray(rows) if len(rows) else slice(0)]
-        lengths = self.lengths[chosen]
-        offsets = _offsets(lengths)
-        source = np.repeat(self.offsets[chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Tokens(self.ids[source], self.segments[source], offsets, self.truncation)
+        lengths = self.lengths_at(chosen)
+        source = np.repeat(self.offsets[chosen], lengths) + ranges(lengths)
+        return Tokens(self.ids[source], self.segments[source], _offsets(lengths), self.truncation)
 
     @classmethod
     def join(cls, parts: Iterable[Tokens]) -> Tokens:
@@ -252,6 +255,11 @@ def _fit(encoding: Encoding, limit: int) -> NDArray[np.bool_]:
     keep[first[:of_first]] = True
     keep[second[: room - of_first]] = True
     return keep
+
+
+def ranges(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, ... up to each length, one range after the other."""
+    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
 def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

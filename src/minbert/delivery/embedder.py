@@ -1,29 +1,30 @@
 """Texts to vectors with a bare encoder.
 
 Embedder.load("minilm").embed(["A cat sat.", "A dog ran."])     # (2, 384) float32
+Embedder.load("minilm", precision="int8")                       # in ONNX Runtime: on a CPU, some 1.7 times as fast
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, get_args
 
 from minbert.data.tokenizer import Tokenizer
+from minbert.delivery.backends import PooledEncoder, TorchEncoder, choose_backend, open_onnx
+from minbert.delivery.onnx_encoder import OnnxEncoder
 from minbert.encoders import find_encoder
-from minbert.errors import MinbertError
-from minbert.model.encoder import POOLINGS, Encoder, Pooling
-from minbert.model.multitask import encode_pooled
-from minbert.model.pretrained import load_folder
+from minbert.errors import MinbertError, require
+from minbert.tasks import PoolingName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from minbert.data.tokenizer import Tokens, Truncation
+    from minbert.delivery.backends import BackendName, Precision
+    from minbert.model.encoder import Encoder
 
 WINDOW = 8192  # texts of a stream that are sorted together
 
@@ -33,39 +34,64 @@ class Embedder:
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: Encoder | OnnxEncoder,
         tokenizer: Tokenizer,
         *,
-        pooling: Pooling = "mean",
+        pooling: PoolingName = "mean",
         device: str = "cpu",
         max_tokens: int | None = None,
+        precision: Precision = "fp32",
     ) -> None:
-        if pooling not in POOLINGS:
-            raise MinbertError(f'pooling is "{pooling}"; expected one of: {", ".join(POOLINGS)}')
-        try:
-            self.device = torch.device(device)
-            self.encoder = encoder.to(self.device).eval()
-        except (AssertionError, RuntimeError) as error:  # torch knows no such device, or this machine has none
-            reason = str(error).splitlines()[0]
-            raise MinbertError(f'device is "{device}" ({reason}); expected one that is here, such as cpu') from None
+        if pooling not in get_args(PoolingName):
+            raise MinbertError(f'pooling is "{pooling}"; expected one of: {", ".join(get_args(PoolingName))}')
+        self.encoder = encoder
         self.tokenizer = tokenizer
         self.pooling = pooling
         self.max_tokens = max_tokens
+        self.width: int
+        self._pooled: PooledEncoder
+        if isinstance(encoder, OnnxEncoder):
+            self.width, self._pooled = encoder.width, encoder
+        else:
+            self.width, self._pooled = encoder.config.width, TorchEncoder.on(encoder, device, precision)
 
     @classmethod
     def load(
-        cls, name: str | Path, *, pooling: Pooling = "mean", device: str = "cpu", max_tokens: int | None = None
+        cls,
+        name: str | Path,
+        *,
+        pooling: PoolingName = "mean",
+        device: str = "cpu",
+        max_tokens: int | None = None,
+        precision: Precision = "fp32",
+        backend: BackendName | None = None,
     ) -> Embedder:
-        """From a folder, a hub id or a name of the cache."""
-        folder = find_encoder(name)
-        encoder, report = load_folder(folder)
-        if pooling == "pooler" and report.initialised:
-            raise MinbertError(f'"{name}" has no pooler weights; expected --pooling mean or cls')
-        return cls(encoder, Tokenizer.load(folder), pooling=pooling, device=device, max_tokens=max_tokens)
+        """From a folder, a hub id or a name of the cache.
 
-    @property
-    def width(self) -> int:
-        return self.encoder.config.width
+        Args:
+            name: the encoder.
+            pooling: how the tokens' vectors become the text's.
+            device: "cpu", "cuda" or "cuda:N".
+            max_tokens: longer texts are cut.
+            precision: fp32 everywhere, int8 on the CPU, tf32, bf16 and fp16 on a GPU.
+            backend: "torch" or "onnx"; default torch, and ONNX Runtime for int8. Its file is built the first time.
+        """
+        chosen = choose_backend(precision, backend, device)
+        folder = find_encoder(name)
+        encoder: Encoder | OnnxEncoder
+        if chosen == "onnx":
+            encoder = open_onnx(folder, precision)
+            has_pooler = "pooler" in encoder.poolings
+        else:
+            require("torch", "train", "an encoder in torch")
+            from minbert.model.pretrained import load_folder
+
+            encoder, report = load_folder(folder)
+            has_pooler = not report.initialised
+        if pooling == "pooler" and not has_pooler:
+            raise MinbertError(f'"{name}" has no pooler weights; expected --pooling mean or cls')
+        tokenizer = Tokenizer.load(folder)
+        return cls(encoder, tokenizer, pooling=pooling, device=device, max_tokens=max_tokens, precision=precision)
 
     def embed(self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None) -> NDArray[np.float32]:
         """One vector per text, (texts, width), in their order. `progress` is told how many more are done."""
@@ -91,4 +117,4 @@ class Embedder:
         return texts, self._embed(tokens, progress), tokens.truncation
 
     def _embed(self, tokens: Tokens, progress: Callable[[int], None] | None) -> NDArray[np.float32]:
-        return encode_pooled(self.encoder, tokens, [self.pooling], progress=progress)[self.pooling]
+        return self._pooled.encode(tokens, [self.pooling], progress=progress)[self.pooling]

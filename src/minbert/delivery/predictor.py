@@ -17,11 +17,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from minbert.data.inputs import Inputs
 from minbert.data.tokenizer import Tokenizer, Tokens
+from minbert.delivery.backends import (
+    BackendName,
+    PooledEncoder,
+    Precision,
+    TorchEncoder,
+    choose_backend,
+    open_onnx,
+    torch_precision,
+)
 from minbert.errors import MinbertError, suggest
 from minbert.model.answers import Answers, Decision, decode
 from minbert.model.encoder import Pooling
-from minbert.model.multitask import MultitaskModel, answer_pooled, encode_pooled
+from minbert.model.multitask import MultitaskModel, answer_pooled
 from minbert.model.saved import Manifest, load_model
 from minbert.tasks import Task, View
 
@@ -29,16 +39,44 @@ Vectors = dict[Pooling, NDArray[np.float32]]
 
 
 class Predictor:
-    """A model with its tokenizer and the decisions that were chosen on dev."""
+    """A model with its tokenizer and the decisions that were chosen on dev.
 
-    def __init__(self, model: MultitaskModel, tokenizer: Tokenizer, manifest: Manifest) -> None:
+    Args:
+        model: the encoder and the heads.
+        tokenizer: the encoder's.
+        manifest: what the model's folder says of it.
+        encoder: runs in the place of the model's own encoder, from the same weights.
+    """
+
+    def __init__(
+        self, model: MultitaskModel, tokenizer: Tokenizer, manifest: Manifest, *, encoder: PooledEncoder | None = None
+    ) -> None:
         self.model, self.tokenizer, self.manifest = model.eval(), tokenizer, manifest
         self.max_tokens = min(manifest.model.max_tokens, tokenizer.positions)
+        self._encoder = encoder
 
     @classmethod
-    def load(cls, folder: str | Path, *, device: str = "cpu") -> Predictor:
-        """From a model folder, such as RUN/model."""
-        return cls(*load_model(Path(folder), device=device))
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        device: str = "cpu",
+        precision: Precision = "fp32",
+        backend: BackendName | None = None,
+    ) -> Predictor:
+        """From a model folder, such as RUN/model; for precision and backend see `Embedder.load`."""
+        chosen = choose_backend(precision, backend, device)
+        model, tokenizer, manifest = load_model(Path(folder), device="cpu" if chosen == "onnx" else device)
+        if chosen == "onnx":
+            return cls(model, tokenizer, manifest, encoder=open_onnx(Path(folder) / "encoder", precision))
+        if precision != "fp32":
+            model.use(torch_precision(precision, model.device))
+        return cls(model, tokenizer, manifest)
+
+    @property
+    def encoder(self) -> PooledEncoder:
+        """What turns tokens into sentence vectors, for the heads."""
+        return self._encoder or TorchEncoder(self.model.runner)
 
     @property
     def tasks(self) -> dict[str, Task]:
@@ -100,6 +138,12 @@ class Predictor:
             for task in chosen
         }
 
+    def outputs_of(self, inputs: Inputs) -> NDArray[np.float32]:
+        """The same of a task's rows that are tokenized already, such as a split of dev."""
+        name = inputs.task.name
+        how = self.model.poolings[name]
+        return answer_pooled(self.model, name, [self.encoder.encode(view, [how])[how] for view in inputs.views])
+
     def embed(self, texts: Sequence[str], *, pooling: Pooling | None = None) -> NDArray[np.float32]:
         """The encoder's vector of each text, (texts, width)."""
         how = pooling or self.manifest.model.pooling
@@ -114,7 +158,7 @@ class Predictor:
             view: np.fromiter((places.setdefault(row, len(places)) for row in values), np.int64, len(values))
             for view, values in rows.items()
         }
-        vectors = encode_pooled(self.model.encoder, self._tokenize(list(places)), sorted(poolings))
+        vectors = self.encoder.encode(self._tokenize(list(places)), sorted(poolings))
         return {view: {how: table[where] for how, table in vectors.items()} for view, where in index.items()}
 
     def _tokenize(self, distinct: list[Any]) -> Tokens:

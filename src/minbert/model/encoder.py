@@ -4,10 +4,16 @@
     hidden = encoder(ids, mask, segments)         # (batch, tokens, width)
     sentence = pool(hidden, mask, "mean")         # (batch, width)
 
+    hidden = encoder.packed(packed)               # (tokens, width): sequences end to end, no padding anywhere
+    sentence = pool_packed(hidden, packed, "mean")
+
 The layers are those of Devlin et al. 2019 (arXiv:1810.04805): embeddings, then N times self-attention and
 feed-forward, each followed by dropout, a residual sum and LayerNorm ("post-norm"). MPNet (Song et al. 2020,
 arXiv:2004.09297) is the same network with three differences, all of them in `EncoderConfig`: a relative attention
 bias shared by all layers, positions that start after the padding id, and no segment embeddings.
+
+The layers do not care how sequences are laid out: only attention has to know which tokens belong together, and it is
+handed to them as a function. `fused.py` computes the same as `packed` with kernels of our own, on a GPU.
 
 Published weights are read and written by `pretrained.py`; nothing here knows their names.
 """
@@ -15,6 +21,7 @@ Published weights are read and written by `pretrained.py`; nothing here knows th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +30,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody reads
 
 from minbert.errors import MinbertError
+from minbert.model.packed import Packed
 
+Attend = Callable[[Tensor], Tensor]
+"""Queries, keys and values side by side (..., 3 * width) to what each token found (..., width)."""
 Pooling = Literal["cls", "pooler", "mean", "max"]
 POOLINGS: tuple[Pooling, ...] = ("cls", "pooler", "mean", "max")
 
@@ -79,9 +89,8 @@ class Embeddings(nn.Module):
         self.segments = nn.Embedding(config.segments, config.width) if config.segments else None
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
 
-    def forward(self, ids: Tensor, segments: Tensor | None) -> Tensor:
-        first = self.config.first_position
-        summed = self.tokens(ids) + self.positions.weight[first : first + ids.shape[1]]  # (batch, tokens, width)
+    def forward(self, ids: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
+        summed = self.tokens(ids) + self.positions(positions)  # (..., tokens, width)
         if self.segments is not None:
             summed = summed + (self.segments.weight[0] if segments is None else self.segments(segments))
         return F.dropout(self.norm(summed), self.config.dropout, self.training)
@@ -97,15 +106,9 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.width, config.width)
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        batch, tokens, width = x.shape
-        heads = self.config.heads
-        qkv = self.qkv(x).view(batch, tokens, 3, heads, width // heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, tokens, head_dim)
-        dropout = self.config.attention_dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
-        mixed = mixed.transpose(1, 2).reshape(batch, tokens, width)  # heads side by side again
-        return self.norm(x + F.dropout(self.out(mixed), self.config.dropout, self.training))
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        mixed = self.out(attend(self.qkv(x)))  # (..., tokens, width)
+        return self.norm(x + F.dropout(mixed, self.config.dropout, self.training))
 
 
 class FeedForward(nn.Module):
@@ -129,8 +132,8 @@ class Layer(nn.Module):
         self.attention = Attention(config)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return self.feed_forward(self.attention(x, bias))
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        return self.feed_forward(self.attention(x, attend))
 
 
 class Pooler(nn.Module):
@@ -177,20 +180,55 @@ class Encoder(nn.Module):
         Returns:
             Hidden states of the last layer, (batch, tokens, width). At padding they mean nothing.
         """
-        self._check(ids)
-        bias = self._attention_bias(ids.shape[1], mask)
-        x = self.embeddings(ids, segments)
+        tokens = ids.shape[1]
+        self._check(ids, tokens)
+        first = self.config.first_position
+        positions = torch.arange(first, first + tokens, device=ids.device)
+        bias = self._attention_bias(tokens, mask)
+        return self._run(self.embeddings(ids, positions, segments), lambda qkv: self._attend(qkv, bias))
+
+    def packed(self, batch: Packed) -> Tensor:
+        """Read sequences that lie end to end, sorted by length.
+
+        Those of equal length are one matrix without padding, and attention takes one such run after the other.
+
+        Returns:
+            Hidden states of the last layer, (tokens, width).
+        """
+        longest = max(length for _, length in batch.runs)
+        self._check(batch.ids, longest)
+        bias = self._attention_bias(longest, None)
+        sizes = [count * length for count, length in batch.runs]
+
+        def attend(qkv: Tensor) -> Tensor:
+            found = []
+            for (count, length), rows in zip(batch.runs, torch.split(qkv, sizes), strict=True):
+                near = None if bias is None else bias[:, :, :length, :length]
+                found.append(self._attend(rows.view(count, length, -1), near).view(count * length, -1))
+            return torch.cat(found)  # (tokens, width)
+
+        return self._run(self.embeddings(batch.ids, batch.positions, batch.segments), attend)
+
+    def _run(self, x: Tensor, attend: Attend) -> Tensor:
         for layer in self.layers:
-            x = layer(x, bias)
+            x = layer(x, attend)
         return x
 
-    def _check(self, ids: Tensor) -> None:
-        batch, tokens = ids.shape
-        if batch == 0 or tokens == 0:
-            raise MinbertError(f"an empty batch: ids have shape ({batch}, {tokens}); expected at least one token")
-        if tokens > self.config.max_tokens:
+    def _attend(self, qkv: Tensor, bias: Tensor | None) -> Tensor:
+        batch, tokens, width = qkv.shape[0], qkv.shape[1], self.config.width
+        heads = self.config.heads
+        split = qkv.view(batch, tokens, 3, heads, width // heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)  # each (batch, heads, tokens, head_dim)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+        return mixed.transpose(1, 2).reshape(batch, tokens, width)  # heads side by side again
+
+    def _check(self, ids: Tensor, longest: int) -> None:
+        if ids.numel() == 0:
+            raise MinbertError(f"an empty batch: ids have shape {tuple(ids.shape)}; expected at least one token")
+        if longest > self.config.max_tokens:
             raise MinbertError(
-                f"a sequence of {tokens} tokens; this encoder has positions for {self.config.max_tokens}"
+                f"a sequence of {longest} tokens; this encoder has positions for {self.config.max_tokens}"
             )
         # On a GPU reading the ids back would stall the queue: there they are checked before they travel.
         if ids.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -221,7 +259,11 @@ def relative_buckets(tokens: int, buckets: int, *, max_distance: int = 128, devi
         (tokens, tokens), query by key.
     """
     position = torch.arange(tokens, device=device)
-    distance = position[:, None] - position[None, :]  # query - key: positive looks back
+    return bucket_of(position[:, None] - position[None, :], buckets, max_distance)
+
+
+def bucket_of(distance: Tensor, buckets: int, max_distance: int = 128) -> Tensor:
+    """The bias row of each distance, query - key: positive looks back."""
     half = buckets // 2
     exact = half // 2
     far = distance.abs().clamp(min=exact)
@@ -251,6 +293,33 @@ def pool(hidden: Tensor, mask: Tensor | None, how: Pooling, pooler: Pooler | Non
     if how == "mean":
         return (hidden * real).sum(1) / real.sum(1)
     return hidden.masked_fill(~real, -math.inf).amax(1)
+
+
+def pool_packed(
+    hidden: Tensor, batch: Packed, how: Pooling, pooler: Pooler | None = None, *, by_runs: bool = True
+) -> Tensor:
+    """The same from packed sequences: (tokens, width) to (sequences, width), a run of equal lengths at a time, or
+    (for a GPU, where each run would be launches of its own) by the sequences' offsets.
+    """
+    if by_runs:
+        sizes = [count * length for count, length in batch.runs]
+        runs = zip(batch.runs, torch.split(hidden, sizes), strict=True)
+        vectors = torch.cat(
+            [
+                pool(rows.view(count, length, -1), None, "cls" if how == "pooler" else how)
+                for (count, length), rows in runs
+            ]
+        )
+    elif how in ("mean", "max"):
+        vectors = torch.segment_reduce(hidden.float(), how, offsets=batch.offsets, unsafe=True)
+    else:
+        first = batch.offsets[:-1].clamp(max=len(hidden) - 1)  # a fixed layout has empty sequences at its end
+        vectors = hidden.index_select(0, first)
+    if how != "pooler":
+        return vectors
+    if pooler is None:
+        raise ValueError('pooling "pooler" needs the encoder\'s pooler')
+    return pooler(vectors.float().unsqueeze(1))
 
 
 def initialise(module: nn.Module, generator: torch.Generator | None, std: float = 0.02) -> None:

@@ -1,25 +1,28 @@
 """One encoder and a head for each task.
 
 model = MultitaskModel(encoder, tasks, pooling="cls")
-outputs = model(batch)                 # {"sst": (rows, 5), "sts": (rows, 1)}: the encoder ran once
+outputs = model(ready(batch, encoder)) # {"sst": (rows, 5), "sts": (rows, 1)}: the encoder ran once
 answers = outputs_of(model, inputs)    # a whole split, length-sorted, without gradients
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from minbert.data.batches import Padded, pad, plan_batches
+from minbert.data.batches import plan_batches
 from minbert.data.inputs import Batch, Inputs
 from minbert.data.tokenizer import Tokens
 from minbert.errors import MinbertError
-from minbert.model.encoder import Encoder, Pooling, initialise, pool
+from minbert.model.encoder import Encoder, Pooling, initialise
 from minbert.model.heads import build_head
+from minbert.model.packed import Packed, pack
+from minbert.model.runner import Runner, make_runner
 from minbert.tasks import Task
 
 TOKEN_BUDGET = {"cpu": 2048, "cuda": 65536}  # of an inference batch: a CPU is fastest while it fits the caches
@@ -63,24 +66,28 @@ class MultitaskModel(nn.Module):
         for module in (self.common, self.heads):
             if module is not None:
                 initialise(module, generator)
+        self.runner: Runner = make_runner(encoder, "fp32", kernels="plain")
 
     @property
     def device(self) -> torch.device:
         return self.encoder.embeddings.tokens.weight.device
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
+    def use(self, precision: str = "fp32", *, kernels: str = "auto") -> MultitaskModel:
+        """Run the encoder so from now on: see `runner.make_runner`. To be called again after a move to another device."""
+        self.runner = make_runner(self.encoder, precision, kernels=kernels)
+        return self
+
+    def forward(self, batch: Ready) -> dict[str, Tensor]:
         """What each task's head says of its rows, (rows, outputs)."""
-        ids, mask, segments = tensors(batch.padded, self.encoder)
-        hidden = self.encoder(ids, mask, segments)  # (sequences, tokens, width)
+        hidden = self.runner(batch.packed)  # (tokens, width)
+        poolings = {self.poolings[part.task] for part in batch.parts}
+        pooled = {how: self.runner.pool(hidden, batch.packed, how) for how in poolings}  # each (sequences, width)
         outputs = {}
         for part in batch.parts:
-            mine = slice(part.start, part.start + part.rows * part.views)
-            vectors = self.vectors(part.task, hidden[mine], None if mask is None else mask[mine])
-            outputs[part.task] = self.answer(part.task, *vectors.chunk(part.views))
+            views, rows = part.index.shape
+            vectors = pooled[self.poolings[part.task]].index_select(0, part.index.view(-1))
+            outputs[part.task] = self.answer(part.task, *vectors.view(views, rows, -1))
         return outputs
-
-    def vectors(self, task: str, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        return pool(hidden, mask, self.poolings[task], self.encoder.pooler)
 
     def answer(self, task: str, *views: Tensor) -> Tensor:
         """A head's outputs from the pooled vectors of its views."""
@@ -89,31 +96,51 @@ class MultitaskModel(nn.Module):
         return self.heads[task](*views)
 
 
-def tensors(padded: Padded, encoder: Encoder) -> tuple[Tensor, Tensor | None, Tensor]:
-    """A padded batch on the encoder's device. Without any padding there is no mask: attention is faster so."""
+@dataclass(frozen=True, eq=False)
+class ReadyPart:
+    """A task's rows of a batch, on the device."""
+
+    task: str
+    index: Tensor
+    """(views, rows): the sequence that is view v of row i."""
+    labels: Tensor
+    """(rows,); not a number where a row of a fixed layout is not used."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A batch on its device."""
+
+    packed: Packed
+    parts: tuple[ReadyPart, ...]
+
+
+def ready(batch: Batch, encoder: Encoder) -> Ready:
+    """The batch on the encoder's device."""
     device = encoder.embeddings.tokens.weight.device
-    whole = bool(padded.mask.all())
-    moved = [torch.from_numpy(array) for array in (padded.ids, padded.segments, *(() if whole else (padded.mask,)))]
-    if device.type == "cuda":
-        encoder.check_ids(moved[0])  # there, it would cost a wait for the device
-        moved = [tensor.pin_memory().to(device, non_blocking=True) for tensor in moved]
-    return moved[0], None if whole else moved[2], moved[1]
+    parts = [
+        ReadyPart(part.task, torch.from_numpy(part.index).to(device), torch.from_numpy(part.labels).to(device))
+        for part in batch.parts
+    ]
+    return Ready(pack(batch.tokens, encoder.config, device), tuple(parts))
 
 
 @torch.inference_mode()
 def encode_pooled(
-    encoder: Encoder, tokens: Tokens, poolings: Iterable[Pooling], *, progress: Callable[[int], None] | None = None
+    runner: Runner, tokens: Tokens, poolings: Iterable[Pooling], *, progress: Callable[[int], None] | None = None
 ) -> dict[Pooling, NDArray[np.float32]]:
     """Each sequence encoded once and pooled in every way asked for, (sequences, width), in the sequences' order."""
+    encoder = runner.encoder
     device = encoder.embeddings.tokens.weight.device
     budget = TOKEN_BUDGET.get(device.type, 16384)
     pooled = {how: torch.empty((len(tokens), encoder.config.width), device=device) for how in poolings}
+    runner.refresh()
     for rows in plan_batches(tokens.lengths, tokens=budget):
-        ids, mask, segments = tensors(pad(tokens, rows, encoder.config.pad_id), encoder)
-        hidden = encoder(ids, mask, segments)
+        packed = pack(tokens.take(rows), encoder.config, device)
+        hidden = runner(packed)
         where = torch.from_numpy(rows).to(device)
         for how, vectors in pooled.items():
-            vectors[where] = pool(hidden, mask, how, encoder.pooler).float()
+            vectors[where] = runner.pool(hidden, packed, how).float()
         if progress is not None:
             progress(len(rows))
     return {how: vectors.cpu().numpy() for how, vectors in pooled.items()}
@@ -123,7 +150,7 @@ def encode_pooled(
 def outputs_of(model: MultitaskModel, inputs: Inputs) -> NDArray[np.float32]:
     """A task's outputs for a whole split, (rows, outputs), in order. The model must be in eval mode."""
     how = model.poolings[inputs.task.name]
-    views = [encode_pooled(model.encoder, view, [how])[how] for view in inputs.views]
+    views = [encode_pooled(model.runner, view, [how])[how] for view in inputs.views]
     return answer_pooled(model, inputs.task.name, views)
 
 

@@ -1,6 +1,8 @@
 """Losses: tensors in, a scalar out; and how the losses of several tasks become one.
 
 loss = build_loss(task)(outputs, labels)          # outputs (rows, outputs), labels (rows,)
+
+A label that is not a number marks a row that is not there (a batch of a fixed layout has some): it counts for nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from minbert.tasks import Task
 
+MISSING = -100  # the class of a row without a label
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -20,7 +23,8 @@ def cross_entropy(
     logits: Tensor, labels: Tensor, *, smoothing: float = 0.0, class_weights: Tensor | None = None
 ) -> Tensor:
     """Over classes; with weights, the weighted mean."""
-    return F.cross_entropy(logits, labels.long(), weight=class_weights, label_smoothing=smoothing)
+    classes = labels.nan_to_num(nan=MISSING).long()
+    return F.cross_entropy(logits, classes, weight=class_weights, label_smoothing=smoothing, ignore_index=MISSING)
 
 
 def binary_cross_entropy(
@@ -33,16 +37,18 @@ def binary_cross_entropy(
 
 def thresholded_bce(logits: Tensor, scores: Tensor, *, threshold: float) -> Tensor:
     """Scores above the threshold count as 1, the others as 0 (Gulluk's baseline for STS)."""
-    return F.binary_cross_entropy_with_logits(logits[:, 0], (scores > threshold).float())
+    each = F.binary_cross_entropy_with_logits(logits[:, 0], (scores > threshold).float(), reduction="none")
+    return _mean(each, scores)
 
 
 def mean_squared_error(outputs: Tensor, scores: Tensor) -> Tensor:
-    return F.mse_loss(outputs[:, 0], scores)
+    return _mean((outputs[:, 0] - scores.nan_to_num()) ** 2, scores)
 
 
 def cosine_mse(outputs: Tensor, scores: Tensor, *, scale: float, low: float, high: float) -> Tensor:
     """The cosine itself against the score brought to 0..1."""
-    return F.mse_loss(outputs[:, 0] / scale, (scores - low) / (high - low))
+    wanted = (scores.nan_to_num(nan=low) - low) / (high - low)
+    return _mean((outputs[:, 0] / scale - wanted) ** 2, scores)
 
 
 def cosent(outputs: Tensor, scores: Tensor, *, scale: float = 1.0, sharpness: float = 20.0) -> Tensor:
@@ -52,21 +58,27 @@ def cosent(outputs: Tensor, scores: Tensor, *, scale: float = 1.0, sharpness: fl
     """
     similar = outputs[:, 0] / scale * sharpness
     gaps = similar[:, None] - similar[None, :]  # (rows, rows): how much i is above j
-    wrong_order = scores[:, None] < scores[None, :]
+    wrong_order = scores[:, None] < scores[None, :]  # never so for a score that is not a number
     gaps = gaps.masked_fill(~wrong_order, -torch.inf).flatten()
     return torch.logsumexp(torch.cat([gaps, gaps.new_zeros(1)]), dim=0)
 
 
-def build_loss(task: Task) -> Loss:
-    """The loss that a task's row names, with its settings."""
-    weights = torch.tensor(task.class_weights) if task.class_weights else None
+def _mean(each: Tensor, labels: Tensor) -> Tensor:
+    """Over the rows that have a label."""
+    labelled = labels.isfinite()
+    return each.masked_fill(~labelled, 0.0).sum() / labelled.sum()
+
+
+def build_loss(task: Task, device: torch.device | str = "cpu") -> Loss:
+    """The loss that a task's row names, with its settings, for outputs on a device."""
+    weights = torch.tensor(task.class_weights).to(device) if task.class_weights else None
 
     def with_classes(loss: Callable[..., Tensor]) -> Loss:
         return lambda outputs, labels: loss(
             outputs,
             labels,
             smoothing=task.label_smoothing,
-            class_weights=None if weights is None else weights.to(outputs.device, outputs.dtype),
+            class_weights=None if weights is None else weights.to(outputs.dtype),
         )
 
     table: dict[str, Loss] = {

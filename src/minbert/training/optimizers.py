@@ -3,10 +3,15 @@
 The two differ only in the size of the step, so everything else is written once. Each variant comes down to
 ``p -= step_size * m / (sqrt(v) + eps)`` with two plain numbers per parameter group and step count: the bias
 corrections are folded into those numbers instead of costing a pass over the tensors.
+
+The most common variant, AdamW with torch's bias correction, is computed by one compiled kernel that reads and writes
+everything once: torch's own on a CPU, ours on a GPU (`adamw_kernels.py`). Step counts are tensors then, and the
+learning rates may be, so that a CUDA graph can hold the step.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -19,7 +24,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from types import ModuleType
 
     from torch.optim.optimizer import ParamsT
 
@@ -36,6 +42,16 @@ class _Adam(Optimizer, ABC):
     """The moments, their state and the weight decay (0 unless asked for); a subclass says how large the step is."""
 
     bias_corrections: ClassVar[tuple[BiasCorrection, ...]]
+    clip: float = 0.0
+    """The largest norm of all gradients together; longer ones are shortened to it. 0: as they come."""
+    loss_scale: Tensor | None = None
+    """What the losses were multiplied with, and the gradients are to be divided by."""
+    found_inf: Tensor | None = None
+    """Not 0 after a step with a loss scale: the gradients had overflowed, and nothing moved."""
+    rates: Tensor | None = None
+    """The groups' learning rates on the device, (groups,), instead of their ``lr``. Only a GPU's fused step knows it."""
+    copies: Mapping[Tensor, Tensor]
+    """Low-precision copies of parameters. Only a GPU's fused step keeps them up to date."""
 
     def __init__(
         self,
@@ -46,7 +62,9 @@ class _Adam(Optimizer, ABC):
         weight_decay: float = 0.0,
         *,
         bias_correction: BiasCorrection = "torch",
+        fused: bool = True,
     ) -> None:
+        self.fused, self.copies = fused, {}
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "bias_correction": bias_correction})
 
@@ -64,8 +82,33 @@ class _Adam(Optimizer, ABC):
         for group in self.param_groups:
             group.setdefault("bias_correction", "torch")
             self._check(group)
-        for moments in self.state.values():
-            moments["step"] = int(moments["step"])
+        self.__dict__.setdefault("fused", True)
+        self.__dict__.setdefault("copies", {})
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p in self.state:
+                    self.state[p]["step"] = self._count(group, p, float(self.state[p]["step"]))
+
+    @property
+    def capturable(self) -> bool:
+        """Can a CUDA graph hold a step: nothing is read back, and nothing that changes comes from the host?"""
+        fused = all(self._fuses(group, p) for group in self.param_groups for p in group["params"])
+        return fused and self.param_groups[0]["params"][0].device.type == "cuda" and self._kernels() is not None
+
+    def reserve(self) -> None:
+        """To be called before a step is recorded into a CUDA graph; what `settle` returns after it belongs to that."""
+        device = self.param_groups[0]["params"][0].device
+        self._tables().reserve(sum(len(group["params"]) for group in self.param_groups), device)
+
+    def settle(self) -> list[Tensor]:
+        return self._tables().settle()
+
+    def _fuses(self, group: dict[str, Any], p: Tensor) -> bool:  # noqa: ARG002 - AdamW's depends on it
+        return False
+
+    def _count(self, group: dict[str, Any], p: Tensor, step: float) -> int | Tensor:
+        """A step count as the parameter's kind of step wants it."""
+        return torch.tensor(step, dtype=torch.float32, device=p.device) if self._fuses(group, p) else int(step)
 
     def _check(self, group: dict[str, Any]) -> None:
         for key in ("lr", "eps", "weight_decay"):
@@ -93,8 +136,9 @@ class _Adam(Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # Counts are Python ints, so nothing here waits for a GPU. Tensors of one key share their two numbers.
-        work: defaultdict[tuple[int, int, torch.device, torch.dtype], list[Row]] = defaultdict(list)
+        # Counts are Python ints, or tensors that the kernel reads: nothing here waits for a GPU. Tensors of one key
+        # share their two numbers, or a launch.
+        work: defaultdict[tuple[int, int | None, torch.device, torch.dtype], list[Row]] = defaultdict(list)
         for index, group in enumerate(self.param_groups):
             for p in group["params"]:
                 if p.grad is None:
@@ -104,14 +148,84 @@ class _Adam(Optimizer, ABC):
                     raise ValueError(f"gradient is {found}; {type(self).__name__} expects dense real gradients")
                 state = self.state[p]
                 if not state:
-                    state.update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-                key = index, state["step"] + 1, p.device, p.dtype
-                work[key].append((p, p.grad, state["exp_avg"], state["exp_avg_sq"]))
+                    count = self._count(group, p, 0)
+                    state.update(step=count, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+                step = None if isinstance(state["step"], Tensor) else state["step"] + 1
+                grad = p.grad if step is not None else p.grad.contiguous()  # the kernel walks all four alike
+                work[index, step, p.device, p.dtype].append((p, grad, state["exp_avg"], state["exp_avg_sq"]))
+        on_gpu = [(key[0], rows) for key, rows in work.items() if key[1] is None and key[2].type == "cuda"]
+        if on_gpu and len(on_gpu) == len(work) and self._kernels() is not None:
+            self._update_on_gpu(on_gpu)
+            return loss
+        divisor = self._divisor([row[1] for rows in work.values() for row in rows])
         for (index, step, _, _), rows in work.items():
+            if step is None:
+                self._update_fused(self.param_groups[index], rows, divisor)
+                continue
+            if divisor is not None:
+                torch._foreach_div_([row[1] for row in rows], divisor)
             self._update(self.param_groups[index], step, rows)
             for p, *_ in rows:
                 self.state[p]["step"] = step
         return loss
+
+    def _divisor(self, grads: list[Tensor]) -> Tensor | None:
+        """What gradients are to be divided by: the loss scale, the excess of their norm over the limit, or both."""
+        if not grads or not (self.clip or self.loss_scale is not None):
+            return None
+        norm = torch.nn.utils.get_total_norm(grads, foreach=True)
+        if self.loss_scale is None:
+            return ((norm + 1e-6) / self.clip).clamp(min=1.0)
+        self.found_inf = (~norm.isfinite()).float()
+        excess = ((norm / self.loss_scale + 1e-6) / self.clip).clamp(min=1.0) if self.clip else torch.ones_like(norm)
+        return self.loss_scale * excess.nan_to_num(1.0, 1.0)
+
+    def _update_fused(self, group: dict[str, Any], rows: list[Row], divisor: Tensor | None) -> None:
+        params, grads, exp_avgs, exp_avg_sqs = (list(column) for column in zip(*rows, strict=True))
+        steps = [self.state[p]["step"] for p in params]
+        torch._foreach_add_(steps, 1)
+        torch._fused_adamw_(
+            params, grads, exp_avgs, exp_avg_sqs, [], steps, lr=group["lr"], beta1=group["betas"][0],
+            beta2=group["betas"][1], weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False,
+            maximize=False, grad_scale=divisor, found_inf=self.found_inf,
+        )  # fmt: skip
+        if self.found_inf is not None:
+            torch._foreach_sub_(steps, [self.found_inf] * len(steps))
+
+    def _update_on_gpu(self, work: list[tuple[int, list[Row]]]) -> None:
+        """All groups in one launch."""
+        kernels = self._kernels()
+        assert kernels is not None
+        rows = [
+            kernels.Row(index, p, grad, first, second, self.state[p]["step"], self.copies.get(p))
+            for index, found in work
+            for p, grad, first, second in found
+        ]
+        device, group = rows[0].parameter.device, self.param_groups[0]
+        if not hasattr(self, "_decays"):
+            self._decays = torch.tensor([float(each["weight_decay"]) for each in self.param_groups], device=device)
+        rates = self.rates
+        if rates is None:
+            rates = torch.tensor([float(each["lr"]) for each in self.param_groups], device=device)
+        settings = tuple(group["betas"]), group["eps"], self.clip, self.loss_scale
+        found = kernels.update(rows, self._tables(), rates, self._decays, *settings)
+        if self.loss_scale is not None:
+            self.found_inf = found[1]
+
+    def _kernels(self) -> ModuleType | None:
+        """Ours, where there is a Triton and the groups share what the kernel takes once."""
+        shared = {(*group["betas"], group["eps"]) for group in self.param_groups}
+        single = all(p.dtype == torch.float32 for group in self.param_groups for p in group["params"])
+        if len(shared) > 1 or not single or importlib.util.find_spec("triton") is None:
+            return None
+        return importlib.import_module("minbert.training.adamw_kernels")
+
+    def _tables(self) -> Any:
+        if not hasattr(self, "_kernel_tables"):
+            kernels = self._kernels()
+            assert kernels is not None
+            self._kernel_tables = kernels.Tables()
+        return self._kernel_tables
 
     def _update(self, group: dict[str, Any], step: int, rows: list[Row]) -> None:
         beta1, beta2 = group["betas"]
@@ -147,6 +261,10 @@ class AdamW(_Adam):
     """
 
     bias_corrections = ("torch", "course", "none")
+
+    def _fuses(self, group: dict[str, Any], p: Tensor) -> bool:
+        plain = p.is_contiguous() and p.dtype in (torch.float32, torch.float64)
+        return self.fused and group["bias_correction"] == "torch" and plain
 
     def step_size(self, group: dict[str, Any], step: int) -> tuple[float, float | None]:
         if group["bias_correction"] == "none":

@@ -5,14 +5,14 @@
 It is handed everything it does not decide: the model, the data as token sequences, `evaluate` (scores of a model) and
 `save` (keep this model under a name). What varies between recipes is behind a seam, never an `if` in the loop: the
 sampler says which rows come next, `losses.py` what they cost, `gradients.py` how the tasks' losses become a gradient,
-`selection.py` which model is the best.
+`selection.py` which model is the best. What one step does is `step.py`; on a GPU `graphs.py` makes one launch of it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -24,15 +24,17 @@ from torch import Tensor
 
 from minbert.config import OptimizerConfig, Recipe
 from minbert.data.inputs import Batch, Inputs, collate
-from minbert.data.samplers import Plan, Sampler, make_sampler, plan
+from minbert.data.samplers import Plan, Sampler, Step, make_sampler, plan
 from minbert.errors import MinbertError
-from minbert.model.multitask import MultitaskModel
+from minbert.machine import choose_precision
+from minbert.model.multitask import MultitaskModel, ready
+from minbert.model.runner import FusedRunner
 from minbert.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from minbert.training.gradients import GradientRule, add_gradients
-from minbert.training.losses import WEIGHTINGS, build_loss
+from minbert.training.graphs import SLOTS, Graphs, Staged, Staging, ahead
 from minbert.training.metrics_log import MetricsLog
-from minbert.training.optimizers import AdamW, RAdam, parameter_groups
 from minbert.training.selection import Selection
+from minbert.training.step import TrainStep
 
 Scores = Mapping[str, Mapping[str, float]]
 """By split ("dev", "train") and task."""
@@ -81,7 +83,7 @@ class Trainer:
         rule: GradientRule = add_gradients,
     ) -> None:
         self.recipe, self.model, self.data, self.run = recipe, model, data, run
-        self.evaluate, self.save, self.rule = evaluate, save, rule
+        self.evaluate, self.save = evaluate, save
         self.watcher: Watcher = watcher or Silent()
         training = recipe.training
         self.sampler: Sampler = make_sampler(
@@ -94,26 +96,27 @@ class Trainer:
             seed=recipe.seed,
         )
         self.plan = plan(self.sampler)
-        self.losses = {task.name: build_loss(task) for task in recipe.tasks}
-        self.weighting = WEIGHTINGS[training.loss_weighting](recipe.tasks).to(model.device)
-        self.optimizer = build_optimizer(recipe.optimizer, model, self.weighting)
+        self.precision = choose_precision(training.precision, model.device)
+        model.use(self.precision, kernels=training.kernels)
+        self.work = TrainStep(recipe, model, rule=rule, precision=self.precision)
+        self.losses, self.weighting = self.work.losses, self.work.weighting
+        self.optimizer, self.average = self.work.optimizer, self.work.average
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        self.average = (
-            {name: value.detach().clone() for name, value in model.named_parameters()} if training.ema else {}
-        )
+        self.runner = self._make_runner()
         self.selection = Selection(training)
         self.step = 0  # batches done
         self.rows = 0  # rows in them
         self.seconds = 0.0  # spent in earlier sessions of this run
-        self.running: dict[str, tuple[Tensor, int]] = {}  # each task's losses since the last line of the log
 
     def train(self, *, resume: bool = False) -> None:
         """Run to the end, from the start or from the last checkpoint. Afterwards the model holds the last weights."""
         devices = [self.model.device] if self.model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):  # dropout draws from torch's own generator: seeded here, put back after
+        # Dropout draws from torch's own generator: seeded here, put back after.
+        with torch.random.fork_rng(devices), _matrix_precision(self.precision), _own_stream(self.model.device):
             torch.manual_seed(self.recipe.seed)
             if resume:
                 self._restore()
+            self.work.refresh()
             log = MetricsLog(self.run, name=self.recipe.name, resume_at=self.step if resume else None)
             try:
                 self._loop(log)
@@ -130,8 +133,8 @@ class Trainer:
             if skip == size or self.selection.exhausted:
                 continue  # done before this session began
             self._unfreeze(epoch)
-            for number, step in enumerate(islice(steps, skip, None), start=skip + 1):
-                self._train_step(collate(step, self.data, self.model.encoder.config.pad_id))
+            for number, batch in enumerate(self.runner.batches(islice(steps, skip, None)), start=skip + 1):
+                self._train_step(batch)
                 at_end = number == size
                 evaluate = at_end or (training.evaluate_every and self.step % training.evaluate_every == 0)
                 checkpoint = evaluate or (training.checkpoint_every and self.step % training.checkpoint_every == 0)
@@ -146,46 +149,27 @@ class Trainer:
                 if self.selection.exhausted:
                     break
 
-    def _train_step(self, batch: Batch) -> None:
-        """One batch: forward, losses, gradient; and, every `accumulate` batches, a step of the optimizer."""
-        self.model.train()
-        with self.autocast():
-            outputs = self.model(batch)
-        losses = {}
-        for part in batch.parts:
-            labels = torch.from_numpy(part.labels).to(self.model.device, non_blocking=True)
-            losses[part.task] = self.losses[part.task](outputs[part.task].float(), labels)
-            total, count = self.running.get(part.task, (torch.zeros((), device=self.model.device), 0))
-            self.running[part.task] = (total + losses[part.task].detach() * part.rows, count + part.rows)
-        accumulate = self.recipe.training.accumulate
-        weighted = self.weighting(losses)
-        self.rule({task: loss / accumulate for task, loss in weighted.items()} if accumulate > 1 else weighted)
+    def _train_step(self, batch: Any) -> None:
+        """One batch and, every `accumulate` batches, a step of the optimizer."""
         self.step += 1
-        self.rows += batch.rows
-        if self.step % accumulate == 0 or self.step == self.plan.steps:
-            self._update()
-
-    def _update(self) -> None:
-        config = self.recipe.optimizer
-        if config.clip:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip, foreach=True)
+        update = self.step % self.recipe.training.accumulate == 0 or self.step == self.plan.steps
         # At the middle of the step: neither the first of a warm-up nor the last of a decay has a rate of 0.
-        factor = rate_factor(config, (self.step - 0.5) / self.plan.steps)
+        factor = rate_factor(self.recipe.optimizer, (self.step - 0.5) / self.plan.steps)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.average:
-            parameters = dict(self.model.named_parameters())
-            values = [parameters[name].detach() for name in self.average]
-            torch._foreach_lerp_(list(self.average.values()), values, 1 - self.recipe.training.ema)
+        self.rows += batch.rows
+        self.runner.run(batch, update=update)
 
     def _log_losses(self, log: MetricsLog, epoch: int) -> dict[str, Any] | None:
         """Mean loss of each task since the last line. The one place where the loop waits for the device."""
-        if not self.running:
+        losses = {
+            task: total / rows
+            for task, (total, rows) in zip(self.work.places, self.work.totals.tolist(), strict=True)
+            if rows
+        }
+        self.work.totals.zero_()
+        if not losses:
             return None
-        losses = {task: float(total) / count for task, (total, count) in self.running.items()}
-        self.running = {}
         wrong = [task for task, loss in losses.items() if not math.isfinite(loss)]
         if wrong:
             good = list_checkpoints(self.run / "checkpoints")
@@ -207,7 +191,7 @@ class Trainer:
         """Score the model and keep it where it is the best so far; false if it should have been kept and was not."""
         self.model.eval()
         kept = []
-        with self.averaged(), self.autocast():
+        with self.averaged():
             scores = self.evaluate(self.model)
             best_before = dict(self.selection.best)
             names = self.selection.update(scores["dev"])
@@ -227,6 +211,7 @@ class Trainer:
             "kept": kept,
             "seconds": round(self.seconds, 3),
         }
+        self.work.refresh()  # the copies that scoring used may have been those of the moving average
         self._write(log, record)
         self.watcher.evaluated(record)
         return kept == names
@@ -291,11 +276,13 @@ class Trainer:
         for layer in list(encoder.layers)[len(encoder.layers) - min(trained, len(encoder.layers)) :]:
             layer.requires_grad_(True)
         encoder.pooler.requires_grad_(trained > 0)
+        self.runner.clear()
 
-    def autocast(self) -> torch.autocast:
-        precision, device = self.recipe.training.precision, self.model.device.type
-        low = precision == "bf16" or (precision == "auto" and device == "cuda")
-        return torch.autocast(device, torch.bfloat16, enabled=low)
+    def _make_runner(self) -> OneByOne | Recorded:
+        """Graphs, where the kernels are ours, each batch is a step, and the rule can be recorded."""
+        fused = isinstance(self.model.runner, FusedRunner)
+        simple = self.recipe.training.accumulate == 1 and self.work.rule is add_gradients
+        return Recorded(self) if fused and simple else OneByOne(self)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -316,24 +303,38 @@ class Trainer:
                     parameters[name].copy_(value)
 
 
-def build_optimizer(config: OptimizerConfig, model: MultitaskModel, weighting: torch.nn.Module) -> AdamW | RAdam:
-    groups = parameter_groups(
-        model, lr=config.lr, weight_decay=config.weight_decay, layer_decay=config.layer_decay, head_lr=config.head_lr
-    )
-    learned = list(weighting.parameters())
-    if learned:
-        groups.append(
-            {
-                "params": learned,
-                "lr": config.lr if config.head_lr is None else config.head_lr,
-                "weight_decay": 0.0,
-                "name": "loss weights",
-            }
-        )
-    kinds: dict[str, type[AdamW] | type[RAdam]] = {"adamw": AdamW, "radam": RAdam}
-    return kinds[config.kind](
-        groups, lr=config.lr, betas=config.betas, eps=config.eps, bias_correction=config.bias_correction
-    )
+class OneByOne:
+    """Batches made and run when their turn comes."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.work = trainer, trainer.work
+
+    def batches(self, steps: Iterable[Step]) -> Iterator[Batch]:
+        return (collate(step, self.trainer.data) for step in steps)
+
+    def run(self, batch: Batch, *, update: bool) -> None:
+        self.work.gradient(ready(batch, self.trainer.model.encoder))
+        if update:
+            self.work.update()
+
+    def clear(self) -> None: ...
+
+
+class Recorded:
+    """Batches made ahead on another thread, and run as CUDA graphs."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.graphs = trainer, Graphs(trainer.work)
+        self.staging = Staging(trainer.model.encoder.config, len(trainer.optimizer.param_groups))
+
+    def batches(self, steps: Iterable[Step]) -> Iterator[Staged]:
+        return ahead(steps, lambda step: self.staging.stage(collate(step, self.trainer.data)), SLOTS - 3)
+
+    def run(self, batch: Staged, *, update: bool) -> None:  # noqa: ARG002 - graphs are for one batch an update
+        self.graphs.run(batch, [group["lr"] for group in self.trainer.optimizer.param_groups])
+
+    def clear(self) -> None:
+        self.graphs.clear()
 
 
 def rate_factor(config: OptimizerConfig, progress: float) -> float:
@@ -346,6 +347,30 @@ def rate_factor(config: OptimizerConfig, progress: float) -> float:
         "linear": 1 - rest,
         "cosine": 0.5 * (1 + math.cos(math.pi * rest)),
     }[config.schedule]
+
+
+@contextmanager
+def _matrix_precision(precision: str) -> Iterator[None]:
+    """float32 products in tf32, for as long as the block lasts."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """A stream of our own: graphs cannot be recorded on the default one."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def _reason(error: Exception) -> str:

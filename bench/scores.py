@@ -1,0 +1,107 @@
+"""Tables of dev scores from results/lab, results/multitask and results/multitask-plain, for bench.numbers."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent.parent / "results"
+TASKS = {"sst": "SST", "quora": "Quora", "sts": "STS"}
+NOT_YET = "Not measured yet.\n"
+Run = Mapping[str, Any]
+
+
+def runs(*parts: str) -> list[Run]:
+    """The runs whose files match, by name."""
+    *folder, pattern = parts
+    found = sorted(RESULTS.joinpath(*folder).glob(pattern))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in found]
+
+
+def score(run: Run, task: str) -> float:
+    found = run["dev"][task]
+    return found["metrics"][found["metric"]]["value"]
+
+
+def overall(run: Run) -> float:
+    return run["overall"]["2023"]
+
+
+def row(name: str, found: Sequence[Run]) -> str:
+    """Mean over seeds of the mean and of each task."""
+    totals = [overall(run) for run in found]
+    cells = " | ".join(f"{statistics.mean(score(run, task) for run in found):.3f}" for task in TASKS)
+    return f"| {name} | {statistics.mean(totals):.4f} | {min(totals):.4f}, {max(totals):.4f} | {cells} |"
+
+
+def six_epochs() -> str:
+    head = ["| 6 epochs, 3 seeds | mean | lowest, highest | SST | Quora | STS |", "|---|---|---|---|---|---|"]
+    variants = (("linear heads", "multitask-6epochs-seed*.json"), ("PH heads", "multitask-6epochs-ph-seed*.json"))
+    return "\n".join([*head, *(row(name, runs("lab", pattern)) for name, pattern in variants), ""])
+
+
+def multitask() -> str:
+    """Dev scores of recipes/multitask.toml over its seeds: means, and the spread between seeds."""
+    found = runs("multitask", "seed*.json")
+    if not found:
+        return NOT_YET
+    values = {"mean of the three": [overall(run) for run in found]}
+    values |= {
+        f"{label} {_metric(found[0], task)}": [score(run, task) for run in found] for task, label in TASKS.items()
+    }
+    lines = [
+        f"| `recipes/multitask.toml`, dev, {_seeds(found)} | mean | lowest | highest |",
+        "|---|---|---|---|",
+        *(f"| {name} | {statistics.mean(row):.4f} | {min(row):.4f} | {max(row):.4f} |" for name, row in values.items()),
+        "",
+        f"Encoder: {found[0]['encoder']}, which has seen Quora questions in its own training; the papers this follows",
+        "started from bert-base-uncased, which has not.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def fast_plain() -> str:
+    """The fast path against the plain one, seed by seed."""
+    fast = {run["seed"]: run for run in runs("multitask", "seed*.json")}
+    plain = {run["seed"]: run for run in runs("multitask-plain", "seed*.json")}
+    shared = sorted(fast.keys() & plain.keys())
+    if not shared:
+        return NOT_YET
+    lines = [
+        f"| dev, {len(shared)} seeds | fast | plain | difference of the means | of the seeds: lowest, highest |",
+        "|---|---|---|---|---|",
+    ]
+    measures = {"mean": overall} | {label: lambda run, task=task: score(run, task) for task, label in TASKS.items()}
+    for name, measure in measures.items():
+        pairs = [(measure(fast[seed]), measure(plain[seed])) for seed in shared]
+        gaps = [a - b for a, b in pairs]
+        left, right = (statistics.mean(side) for side in zip(*pairs, strict=True))
+        lines.append(
+            f"| {name} | {left:.4f} | {right:.4f} | {left - right:+.4f} | {min(gaps):+.4f}, {max(gaps):+.4f} |"
+        )
+    spreads = [max(side) - min(side) for side in ([overall(found[seed]) for seed in shared] for found in (fast, plain))]
+    seconds = [statistics.mean(found[seed]["seconds"] for seed in shared) for found in (fast, plain)]
+    lines += [
+        "",
+        f"Between seeds of one path the mean differs by up to {spreads[0]:.4f} (fast) and {spreads[1]:.4f} (plain).",
+        f"A run takes {seconds[0]:,.0f} s (fast) and {seconds[1]:,.0f} s (plain) on {_device(fast, plain)}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _metric(run: Run, task: str) -> str:
+    return {"pearson": "Pearson"}.get(run["dev"][task]["metric"], run["dev"][task]["metric"])
+
+
+def _seeds(found: Sequence[Run]) -> str:
+    return f"{len(found)} seed{'s' if len(found) > 1 else ''}"
+
+
+def _device(*groups: Mapping[int, Run]) -> str:
+    names = {run["environment"]["device_name"] for group in groups for run in group.values()}
+    return " and ".join(sorted(names))

@@ -1,0 +1,272 @@
+"""Tables of speed from results/bench, for bench.numbers. What was not measured says so, with the command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench import summary
+from bench.plots import IMAGES, LABELS
+
+BENCH = Path(__file__).parent.parent / "results" / "bench"
+DEVICES = ("cuda", "cpu")
+Content = Mapping[str, Any]
+
+
+def found(name: str) -> Content | None:
+    return summary.load(BENCH, name)
+
+
+def value(row: Content, digits: int = 0) -> str:
+    """`median (min to max)`."""
+    middle, low, high = (f"{row[key]:,.{digits}f}" for key in ("median", "min", "max"))
+    return f"{middle} ({low} to {high})"
+
+
+def times(row: Content) -> str:
+    """A ratio, `**10.2x** (9.8 to 10.4)`."""
+    return f"**{row['median']:.2f}x** ({row['min']:.2f} to {row['max']:.2f})"
+
+
+def missing(command: str) -> str:
+    return f"Not measured yet: `{command}`.\n"
+
+
+def image(name: str, text: str) -> list[str]:
+    """The figure, where it was drawn."""
+    return ["", f"![{text}](images/bench-{name}.svg)"] if (IMAGES / f"bench-{name}.svg").exists() else []
+
+
+def where(content: Content) -> str:
+    """Device, versions and repeats under a table."""
+    environment = content["environment"]
+    device = environment["device_name"]
+    threads = f", {environment['threads']} threads" if environment["device"] == "cpu" else ""
+    peers = ", ".join(f"{name} {version}" for name, version in environment["peers"].items() if version)
+    return f"{device}{threads}; torch {environment['torch']}, {peers}; commit {environment['commit']}"
+
+
+def timing(content: Content) -> str:
+    plan = content["timing"]
+    runs = f"{plan['repeats']} runs in turns, each " if plan["repeats"] > 1 else ""
+    return f"{runs}{plan['rounds']} rounds of {plan['steps']} steps after {plan['warm_up']} to warm up"
+
+
+def goals() -> str:
+    lines = ["| figure | ours | peer | found | goal | |", "|---|---|---|---|---|---|"]
+    for entry in summary.summarise(BENCH):
+        goal = f"{entry['target']:.0%}" if entry["target_of"] == "ours" else f"{entry['target']:g}x"
+        if entry["ours"] is None:
+            lines.append(f"| {entry['figure']} | | | {entry['note']} | {goal} | |")
+            continue
+        share = entry["target_of"] == "ours"
+        cells = [f"{entry[who]:.1%}" if share else f"{entry[who]:,.0f}" for who in ("ours", "peer")]
+        reached = cells[0] if share else f"{entry['ratio']:.2f}x"
+        mark = "reached" if entry["reached"] else "open"
+        lines.append(f"| {entry['figure']} | {cells[0]} | {cells[1]} | **{reached}** | {goal} | {mark} |")
+    return "\n".join([*lines, ""])
+
+
+def training() -> str:
+    """Examples/s on the task mix."""
+    lines: list[str] = []
+    for device in DEVICES:
+        content = found(f"train-{device}")
+        if content is None:
+            lines += [f"{LABELS[device]}: {missing(f'python -m bench.train --device {device}')}"]
+            continue
+        lines += [
+            f"| {LABELS[device]}, {content['precision']}, 64 texts a step | ours, examples/s | Hugging Face loop | ours / peer |",
+            "|---|---|---|---|",
+        ]
+        for name, row in content["models"].items():
+            rates = " | ".join(value(row[who]["examples_per_second"]) for who in ("ours", "peer"))
+            weights = "" if row["weights"] != "random" else ", random weights"
+            lines.append(f"| {name}{weights} | {rates} | {times(row['ratio'])} |")
+        first = next(iter(content["models"].values()))
+        notes = {name: row["peer"]["notes"].get("attention") for name, row in content["models"].items()}
+        attention = ", ".join(f"{kind} for {name}" for name, kind in notes.items())
+        lines += [
+            "",
+            f"`{content['command']}`; {content['source']}; {timing(first)}; the peer's attention: {attention}.",
+            f"{where(content)}.",
+            "",
+        ]
+    return "\n".join([*lines, *image("training", "Training, examples per second"), ""])
+
+
+def pairs() -> str:
+    lines: list[str] = []
+    for device in DEVICES:
+        content = found(f"pairs-{device}")
+        if content is None or "ours" not in content:
+            why = f" ({content['not_measured']})" if content else ""
+            lines += [f"{LABELS[device]}{why}: {missing(f'python -m bench.pairs --device {device}')}"]
+            continue
+        rates = " | ".join(value(content[who]["examples_per_second"]) for who in ("ours", "peer"))
+        notes = content["peer"]["notes"]
+        lines += [
+            f"| {LABELS[device]}, {content['precision']}, 32 pairs a step | ours, pairs/s | sentence-transformers | ours / peer |",
+            "|---|---|---|---|",
+            f"| {content['model']['name']} | {rates} | {times(content['ratio'])} |",
+            "",
+            f"`{content['command']}`; {content['source']}; {timing(content)}; the peer's attention: "
+            f"{notes['attention']}, its rows: {notes['rows']}.",
+            f"{where(content)}.",
+            "",
+        ]
+    return "\n".join([*lines, ""])
+
+
+def encoding() -> str:
+    lines: list[str] = []
+    for device, name in (("cuda", "encode-cuda"), ("cpu", "encode")):
+        content = found(name)
+        if content is None or not content.get("ways"):
+            lines += [f"{LABELS[device]}: {missing(f'python -m bench.encode --device {device}')}"]
+            continue
+        lines += [f"| {LABELS[device]} | sentences/s |", "|---|---|"]
+        lines += [f"| {way} | {value(row['sentences_per_second'])} |" for way, row in content["ways"].items()]
+        lines += ["", f"`{content['command']}`.", ""]
+    return "\n".join([*lines, *image("encode", "Encoding, sentences per second"), ""])
+
+
+def heads() -> str:
+    lines: list[str] = []
+    for device in DEVICES:
+        content = found(f"heads-{device}")
+        if content is None:
+            lines += [f"{LABELS[device]}: {missing(f'python -m bench.heads --device {device}')}"]
+            continue
+        rates = " | ".join(value(content[who]) for who in ("ours", "peer"))
+        lines += [
+            f"| {LABELS[device]}, three tasks of one text | one encoding, texts/s | three models | ratio |",
+            "|---|---|---|---|",
+            f"| {content['model']['name']} | {rates} | {times(content['ratio'])} |",
+            "",
+            f"`{content['command']}`; {content['texts']:,} {content['source']}. {where(content)}.",
+            "",
+        ]
+    return "\n".join([*lines, ""])
+
+
+def scaling() -> str:
+    """Time, utilisation and memory by texts a step."""
+    lines: list[str] = []
+    for device in DEVICES:
+        content = found(f"scaling-{device}")
+        if content is None:
+            lines += [f"{LABELS[device]}: {missing(f'python -m bench.scaling --device {device}')}"]
+            continue
+        lines += [
+            f"| {LABELS[device]} | texts a step | tokens | ours, ms a step | peer | ours, use | peer | ours, peak MiB | peer |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for name, model in content["models"].items():
+            best = max(model["batches"], key=lambda n: model["batches"][n]["ours"]["flops_utilisation"]["median"])
+            for texts, row in model["batches"].items():
+                both = [row[who] for who in ("ours", "peer")]
+                steps = " | ".join(value(one["step_milliseconds"], 2) for one in both)
+                use = " | ".join(f"{one['flops_utilisation']['median']:.1%}" for one in both)
+                held = [one["peak_memory"] for one in both]
+                memory = " | ".join(f"{one['allocated'] / 2**20:,.0f}" if one else "" for one in held)
+                mark = " (best)" if texts == best else ""
+                tokens = f"{row['tokens_per_step']:,.0f}"
+                lines.append(f"| {name} | {texts}{mark} | {tokens} | {steps} | {use} | {memory} |")
+        rate = content["matrix_rate"]
+        speed = rate["flops_per_second"]["median"] / 1e12
+        sizes = ", ".join(f"{name} {row['bytes'] / 2**20:,.0f} MiB" for name, row in content["models"].items())
+        lines += [
+            "",
+            f"Use = {content['formula']}; the rate of a {rate['size']}^3 product in {rate['precision']} here: "
+            f"{speed:,.1f} TFLOP/s. Weights in fp32: {sizes}.",
+            f"`{content['command']}`; {content['source']}. {where(content)}.",
+            "",
+        ]
+    figures = [*image("scaling", "Time of a step and use of the matrix rate"), *image("memory", "Peak memory")]
+    return "\n".join([*lines, *figures, ""])
+
+
+def tasks() -> str:
+    lines: list[str] = []
+    for device in DEVICES:
+        content = found(f"tasks-{device}")
+        if content is None:
+            lines += [f"{LABELS[device]}: {missing(f'python -m bench.scaling --device {device}')}"]
+            continue
+        lines += [f"| {LABELS[device]}, tasks in a step of 64 texts | ms a step |", "|---|---|"]
+        lines += [f"| {number} | {value(row['step_milliseconds'], 2)} |" for number, row in content["tasks"].items()]
+        lines += ["", f"`{content['command']}`; {timing(content)}. {where(content)}.", ""]
+    return "\n".join([*lines, *image("tasks", "Time of a step by tasks"), ""])
+
+
+def curves() -> str:
+    content = found("curves-cuda") or found("curves-cpu")
+    if content is None:
+        return missing("python -m bench.curves --device cuda")
+    lines = ["| fast against plain | largest difference of a step | mean | mean of the last 100: fast | plain |"]
+    lines += ["|---|---|---|---|---|"]
+    for name, row in content["curves"].items():
+        last = row["last_mean"]
+        lines.append(
+            f"| {name} | {row['largest_difference']:.4f} | {row['mean_difference']:.5f} | "
+            f"{last['fast']:.4f} | {last['plain']:.4f} |"
+        )
+    note = (
+        f"`{content['command']}`; {content['steps']} steps of {content['batch_size']} rows, {content['model']['name']}."
+    )
+    return "\n".join([*lines, "", note, *image("curves", "Loss of the fast and the plain path"), ""])
+
+
+def profile() -> str:
+    """Before and after: the plain path and the fast one under the profiler."""
+    lines: list[str] = []
+    for kernels, label in (("plain", "plain path"), ("auto", "fast path")):
+        content = found(f"profile-{kernels}-cuda") or found(f"profile-{kernels}-cpu")
+        if content is None:
+            command = f"python -m bench.profile --kernels {kernels} --device cuda"
+            lines += [f"The {label}: {missing(command)}"]
+            continue
+        busy = "" if content["busy"] is None else f", the GPU at work {content['busy']:.0%} of the time"
+        launches = ", ".join(f"{name} {number:,.0f}" for name, number in content["launches_per_step"].items())
+        lines += [
+            f"The {label}, {content['model']['name']}, a step of 64 texts: {content['step_milliseconds']:.2f} ms{busy}; "
+            f"{content['kernels_per_step']:,.0f} kernels taking {content['kernel_milliseconds']:.2f} ms; "
+            f"{content['cpu_milliseconds']:.2f} ms of the CPU" + (f"; calls: {launches}." if launches else "."),
+            "",
+            "| kernel | ms a step | calls a step |" if content["kernels"] else "| operation on the CPU | ms a step | |",
+            "|---|---|---|",
+        ]
+        for row in (content["kernels"] or content["cpu"])[:8]:
+            calls = f"{row['calls']:,.0f}" if "calls" in row else ""
+            lines.append(f"| `{row['name'].replace('|', '/')}` | {row['milliseconds']:.3f} | {calls} |")
+        lines += ["", f"`{content['command']}`. {where(content)}.", ""]
+    return "\n".join([*lines, ""])
+
+
+def speed() -> str:
+    """README's table: what was measured, in a few lines."""
+    embed, optimizer = found("embed"), found("optimizers")
+    assert embed is not None and optimizer is not None
+    rows = [
+        ("embedding, fp32, minilm, sentences/s", "sentence-transformers", embed["ratio"]),
+        ("AdamW step, minilm's parameters, steps/s", "torch.optim.AdamW(foreach=True)", optimizer["ratio"]),
+        ("the same", "torch.optim.AdamW(fused=True), one compiled kernel", optimizer["ratio_to_fused"]),
+    ]
+    head = f"| in one run, on a CPU, {embed['threads']} threads | peer | ours / peer |"
+    lines = [head, "|---|---|---|", *(f"| {what} | {peer} | **{ratio:.2f}x** |" for what, peer, ratio in rows)]
+    texts = f"{embed['texts']:,} {embed['source']}"
+    lines += ["", f"Embedding: {texts}; same weights, vectors equal within {embed['max_difference']:.0e}."]
+    lines[-1] += " [All benchmarks](docs/benchmarks.md)."
+    measured = [entry for entry in summary.summarise(BENCH) if entry["ours"] is not None]
+    if measured:
+        lines += [
+            "",
+            "| each in one run on the same texts | found | device |",
+            "|---|---|---|",
+        ]
+    for entry in measured:
+        reached = f"{entry['ours']:.0%}" if entry["target_of"] == "ours" else f"{entry['ratio']:.2f}x"
+        lines.append(f"| {entry['figure']} | **{reached}** | {entry['device']} |")
+    return "\n".join([*lines, ""])

@@ -1,0 +1,115 @@
+"""What happens in one step: forward, losses, gradient, and an update of the weights.
+
+    step = TrainStep(recipe, model, rule=add_gradients, precision="bf16")
+    step.gradient(batch)          # adds to the parameters' .grad and to the running losses
+    step.update()                 # clips, moves the weights, clears the gradients
+
+Nothing here waits for the device or reads anything back from it, so that a CUDA graph can hold all of it
+(`graphs.py`). What changes from step to step, the learning rates, comes in through tensors there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minbert.config import OptimizerConfig, Recipe
+from minbert.errors import MinbertError
+from minbert.model.multitask import MultitaskModel, Ready
+from minbert.model.runner import FusedRunner
+from minbert.training.gradients import GradientRule
+from minbert.training.losses import WEIGHTINGS, build_loss
+from minbert.training.optimizers import AdamW, RAdam, parameter_groups
+
+FIRST_SCALE = 2.0**14  # of fp16 losses; halved when a gradient overflows, doubled after GROWTH good steps
+GROWTH = 1000
+
+
+class TrainStep:
+    """The model, its losses and its optimizer.
+
+    Args:
+        recipe: what to do.
+        model: is trained in place, on the device it is on.
+        rule: how the tasks' losses become one gradient.
+        precision: of the products: fp32, tf32, bf16 or fp16.
+    """
+
+    def __init__(self, recipe: Recipe, model: MultitaskModel, *, rule: GradientRule, precision: str) -> None:
+        training, device = recipe.training, model.device
+        self.model, self.rule = model, rule
+        self.accumulate, self.decay = training.accumulate, training.ema
+        self.losses = {task.name: build_loss(task, device) for task in recipe.tasks}
+        self.weighting = WEIGHTINGS[training.loss_weighting](recipe.tasks).to(device)
+        self.optimizer = build_optimizer(recipe.optimizer, model, self.weighting)
+        named = model.named_parameters()
+        self.average = {name: value.detach().clone() for name, value in named} if training.ema else {}
+        self.places = {task.name: place for place, task in enumerate(recipe.tasks)}
+        self.totals = torch.zeros((len(recipe.tasks), 2), device=device)  # each task's summed loss, and its rows
+        self.scale: Tensor | None = None
+        if precision == "fp16":
+            if not self.optimizer.capturable:
+                raise MinbertError("precision fp16 needs the optimizer adamw with bias_correction torch; try bf16")
+            self.scale = torch.full((), FIRST_SCALE, device=device)
+            self.growth = torch.zeros((), dtype=torch.int32, device=device)
+        self.optimizer.clip, self.optimizer.loss_scale = recipe.optimizer.clip, self.scale
+        if self.optimizer.capturable and isinstance(model.runner, FusedRunner):
+            self.optimizer.copies = model.runner.fused.copies()
+
+    def refresh(self) -> None:
+        """To be called when something else than `update` has changed the weights."""
+        self.model.runner.refresh()
+
+    def gradient(self, batch: Ready) -> None:
+        """The batch's gradient, added to the one that is there, and its losses, added to `totals`."""
+        if not self.model.training:
+            self.model.train()
+        outputs = self.model(batch)
+        losses = {}
+        for part in batch.parts:
+            loss = self.losses[part.task](outputs[part.task].float(), part.labels)
+            rows = part.labels.isfinite().sum()
+            self.totals[self.places[part.task]] += torch.stack([loss.detach() * rows, rows.float()])
+            losses[part.task] = loss
+        weighted = self.weighting(losses)
+        if self.accumulate > 1:
+            weighted = {task: loss / self.accumulate for task, loss in weighted.items()}
+        if self.scale is not None:
+            weighted = {task: loss * self.scale for task, loss in weighted.items()}
+        self.rule(weighted)
+
+    def update(self) -> None:
+        """Move the weights by the gradients that have come together."""
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if not self.optimizer.copies:
+            self.refresh()
+        if self.scale is not None and self.optimizer.found_inf is not None:
+            torch._amp_update_scale_(self.scale, self.growth, self.optimizer.found_inf, 2.0, 0.5, GROWTH)
+        if self.average:
+            parameters = dict(self.model.named_parameters())
+            values = [parameters[name].detach() for name in self.average]
+            torch._foreach_lerp_(list(self.average.values()), values, 1 - self.decay)
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return [*self.model.parameters(), *self.weighting.parameters()]
+
+
+def build_optimizer(config: OptimizerConfig, model: MultitaskModel, weighting: torch.nn.Module) -> AdamW | RAdam:
+    groups = parameter_groups(
+        model, lr=config.lr, weight_decay=config.weight_decay, layer_decay=config.layer_decay, head_lr=config.head_lr
+    )
+    learned = list(weighting.parameters())
+    if learned:
+        groups.append(
+            {
+                "params": learned,
+                "lr": config.lr if config.head_lr is None else config.head_lr,
+                "weight_decay": 0.0,
+                "name": "loss weights",
+            }
+        )
+    kinds: dict[str, type[AdamW] | type[RAdam]] = {"adamw": AdamW, "radam": RAdam}
+    return kinds[config.kind](
+        groups, lr=config.lr, betas=config.betas, eps=config.eps, bias_correction=config.bias_correction
+    )
