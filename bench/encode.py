@@ -119,6 +119,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "ways": found,
         "ratios": ratios(found),
+        "max_difference": float(np.abs(vectors["minbert fp32"] - vectors["sentence-transformers fp32"]).max()),
         "model": {"name": "minilm", **model.about()},
         **settings.about(),
         "precision": "as each way's name says",
@@ -130,13 +131,12 @@ def measure(settings: Settings) -> dict[str, Any]:
 
 
 def ratios(found: dict[str, Any]) -> dict[str, Any]:
-    """Ours to each peer, of the medians; the spread is that of the rounds."""
-    ours = "minbert bf16" if "minbert bf16" in found else "minbert int8"
-    return {
-        f"{ours} / {name}": ratio(found[ours]["sentences_per_second"], row["sentences_per_second"])
-        for name, row in found.items()
-        if name != ours
-    }
+    """Our fastest way to every other, and fp32 to fp32, of the medians; the spread is that of the rounds."""
+    fastest = next(iter(found))
+    pairs = [(fastest, name) for name in found if name != fastest]
+    pairs.append(("minbert fp32", "sentence-transformers fp32"))
+    rates = {name: row["sentences_per_second"] for name, row in found.items()}
+    return {f"{one} / {other}": ratio(rates[one], rates[other]) for one, other in pairs}
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "training": tables.training,
     "pairs": tables.pairs,
     "encoding": tables.encoding,
+    "int8": tables.int8,
     "heads": tables.heads,
     "scaling": tables.scaling,
     "tasks": tables.tasks,

@@ -5,7 +5,7 @@ sentence-transformers' ONNX backend needs optimum, whose newest release needs tr
 transformers of constraints.txt it cannot be installed. So what it does is done here: the same export (torch's tracer),
 the same settings of the same quantization tool (its `avx2`: unsigned weights, one scale per channel), and the session in
 the place of the model inside an unchanged SentenceTransformer, which sorts, batches, tokenizes and pools. Beside the real
-backend, in an environment of its own, it was as fast within the noise (docs/lab-log.md).
+backend, in an environment of its own, it was no slower (docs/lab-log.md).
 """
 
 from __future__ import annotations

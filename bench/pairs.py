@@ -15,7 +15,7 @@ from bench.settings import Settings, parser_of, settings_of
 from bench.train import figures, line
 
 PAIRS = 32  # a step, which are 64 texts
-CUDA = Timing(warm_up=300, rounds=3, steps=100)
+CUDA = Timing(warm_up=180, rounds=3, steps=60)
 CPU = Timing(warm_up=5, rounds=1, steps=20, repeats=3)
 
 

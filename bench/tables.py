@@ -132,6 +132,18 @@ def encoding() -> str:
     return "\n".join([*lines, *image("encode", "Encoding, sentences per second"), ""])
 
 
+def int8() -> str:
+    content = found("int8-accuracy")
+    if content is None:
+        return missing("python -m bench.accuracy MODEL --data DIR")
+    lines = [f"| dev, {content['model']} | fp32 | int8 | points lost |", "|---|---|---|---|"]
+    for task, exact in content["scores"]["fp32"].items():
+        low, lost = content["scores"]["int8"][task]["score"], content["points_lost"][task]
+        name = f"{task}, {exact['metric']}, {exact['rows']:,} rows"
+        lines.append(f"| {name} | {exact['score']:.4f} | {low:.4f} | {lost:+.2f} |")
+    return "\n".join([*lines, ""])
+
+
 def heads() -> str:
     lines: list[str] = []
     for device in DEVICES:

@@ -18,7 +18,7 @@ from bench.ours import time_ours
 from bench.settings import Settings, parser_of, settings_of
 
 TEXTS = 64  # a step
-CUDA = Timing(warm_up=300, rounds=3, steps=100)
+CUDA = Timing(warm_up=180, rounds=3, steps=60)
 CPU = Timing(warm_up=5, rounds=1, steps=20, repeats=3)
 MODELS = {"cuda": ("minilm", "mpnet"), "cpu": ("minilm",)}
 

@@ -42,10 +42,10 @@ def constant_scores(recipe: Recipe) -> Callable[[Any], dict[str, dict[str, float
     return lambda _: {"dev": {task.name: 0.5 for task in recipe.tasks}}
 
 
-def small_trainer(recipe: Recipe, run: Path, data: Path, **options: Any) -> Trainer:
+def small_trainer(recipe: Recipe, run: Path, data: Path, *, device: str = "cpu", **options: Any) -> Trainer:
     """A trainer without the rest of an experiment: nothing is scored or kept unless the options say so."""
     run.mkdir(parents=True, exist_ok=True)
-    tokenizer, model, _ = new_model(recipe, torch.device("cpu"))
+    tokenizer, model, _ = new_model(recipe, torch.device(device))
     inputs = prepare(recipe, tokenizer, data).inputs["train"]
     options = {"evaluate": constant_scores(recipe), "save": lambda _model, _name: None, **options}
     return Trainer(recipe, model, inputs, run=run, **options)

@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from minbert.training.optimizers import AdamW, RAdam
 class Toy:
     """A net with dropout and an optimizer of two groups, of which one parameter never has a gradient."""
 
-    def __init__(self, kind: type[torch.optim.Optimizer] = AdamW, seed: int = 0) -> None:
+    def __init__(self, kind: Callable[..., torch.optim.Optimizer] = AdamW, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 1))
         self.unused = nn.Linear(2, 2)
@@ -112,7 +113,44 @@ def test_settings_of_the_optimizer_come_back(tmp_path: Path) -> None:
         assert mine["lr"] == theirs["lr"]
         assert mine["weight_decay"] == theirs["weight_decay"]
         assert tuple(mine["betas"]) == tuple(theirs["betas"])
-    assert all(isinstance(entry["step"], int) for entry in other.optimizer.state.values())
+
+
+COUNTS: list[Any] = [
+    pytest.param(AdamW, torch.Tensor, id="fused"),
+    pytest.param(partial(AdamW, fused=False), int, id="not fused"),
+    pytest.param(partial(AdamW, bias_correction="course"), int, id="course"),
+    pytest.param(RAdam, int, id="RAdam"),
+]
+
+
+@pytest.mark.parametrize(("make", "kind"), COUNTS)
+def test_step_counts_are_what_the_step_reads(tmp_path: Path, make: Any, kind: type) -> None:
+    """A tensor for the fused kernel, which may be on a GPU; a number for formulas on the host."""
+    toy, other = Toy(make), Toy(make, seed=1)
+    toy.learn(3)
+    other.load(toy.save(tmp_path, 3))
+    for optimizer in (toy.optimizer, other.optimizer):
+        assert all(isinstance(entry["step"], kind) for entry in optimizer.state.values())
+        assert {float(entry["step"]) for entry in optimizer.state.values()} == {3.0}
+    if kind is torch.Tensor:
+        assert {entry["step"].dtype for entry in other.optimizer.state.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("source", "target"), [(True, False), (False, True)])
+def test_a_checkpoint_goes_across_to_the_other_kind_of_step(tmp_path: Path, source: bool, target: bool) -> None:
+    """The fused step and the one by hand are the same formula, so either goes on where the other stopped."""
+    toy, other = Toy(partial(AdamW, fused=source)), Toy(partial(AdamW, fused=target), seed=1)
+    toy.learn(7)
+    path = toy.save(tmp_path, 7)
+    toy.learn(20)
+    other.load(path)
+    assert all(isinstance(entry["step"], torch.Tensor) is target for entry in other.optimizer.state.values())
+    other.learn(20)
+    expected, found = toy.numbers(), other.numbers()
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6, check_dtype=False)
+    assert {float(entry["step"]) for entry in other.optimizer.state.values()} == {27.0}
 
 
 def test_a_parameter_without_moments_has_none_afterwards(tmp_path: Path) -> None:

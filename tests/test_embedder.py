@@ -54,7 +54,7 @@ def one_by_one(embedder: Embedder, texts: list[str]) -> np.ndarray:
     for ids, _ in embedder.tokenizer.encode(texts):
         with torch.inference_mode():
             hidden = embedder.encoder(torch.from_numpy(ids.astype(np.int64))[None])
-            pooled = embedder.encoder.pooler(hidden[:, 0])[0]
+            pooled = embedder.encoder.pooler(hidden)[0]
         found = {"mean": hidden[0].mean(0), "max": hidden[0].amax(0), "cls": hidden[0, 0], "pooler": pooled}
         rows.append(found[embedder.pooling].numpy())
     return np.stack(rows)

@@ -247,6 +247,45 @@ def test_a_threshold_that_is_not_given_is_the_middle_of_the_scale() -> None:
     torch.testing.assert_close(build_loss(scorer(loss="bce-threshold", low=1.0, high=4.0))(outputs, scores), expected)
 
 
+# --- rows that are not there ----------------------------------------------------------------------------------------
+
+WITH_GAPS: dict[str, tuple[Task, int]] = {
+    # a task and the number of its outputs
+    "cross-entropy": (classifier(3), 3),
+    "cross-entropy, weighted and smoothed": (classifier(3, class_weights=(1.0, 2.0, 0.5), label_smoothing=0.2), 3),
+    "bce": (classifier(2, loss="bce"), 1),
+    "bce, weighted and smoothed": (classifier(2, loss="bce", class_weights=(1.0, 3.0), label_smoothing=0.1), 1),
+    "mse": (scorer(), 1),
+    "cosine-mse": (scorer(head="cosine", loss="cosine-mse", low=-1.0, high=5.0, scale=2.0), 1),
+    "cosent": (scorer(head="cosine", loss="cosent", scale=2.0), 1),
+    "bce-threshold": (scorer(loss="bce-threshold", threshold=2.0), 1),
+}
+
+
+def test_every_loss_is_tried_with_gaps() -> None:
+    assert {task.loss for task, _ in WITH_GAPS.values()} == set(LOSSES)
+
+
+@pytest.mark.parametrize("name", WITH_GAPS)
+@pytest.mark.parametrize("missing", [[], [0], [ROWS - 1], [2, 3, 7, 10, 11], list(range(1, ROWS))])
+def test_a_row_without_a_label_counts_for_nothing(name: str, missing: list[int]) -> None:
+    """Value and gradient are those of the rows that are there; the others' gradient is 0."""
+    task, width = WITH_GAPS[name]
+    labels = classes_of(len(task.classes)) if task.is_classification else scores_of()
+    there = torch.ones(ROWS, dtype=torch.bool)
+    there[missing] = False
+    gaps = labels.masked_fill(~there, math.nan)
+    outputs, alone = random(ROWS, width).requires_grad_(), random(ROWS, width)[there].requires_grad_()
+    loss = build_loss(task)
+    found, expected = loss(outputs, gaps), loss(alone, labels[there])
+    torch.testing.assert_close(found, expected)
+    found.backward()
+    expected.backward()
+    assert outputs.grad is not None
+    torch.testing.assert_close(outputs.grad[there], alone.grad)
+    assert not outputs.grad[~there].any()
+
+
 # --- the losses of several tasks ------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,8 @@ from minbert.data.tokenizer import Tokenizer
 from minbert.errors import MinbertError
 from minbert.model import multitask
 from minbert.model.encoder import POOLINGS, Pooling, pool
-from minbert.model.multitask import MultitaskModel, answer_pooled, encode_pooled, outputs_of, tensors
+from minbert.model.multitask import MultitaskModel, answer_pooled, encode_pooled, outputs_of, ready
+from minbert.model.packed import Packed
 from minbert.tasks import HEADS, PoolingName
 from minbert.training.losses import build_loss
 from tests.models import PAIRS, TEXTS, make
@@ -48,7 +49,7 @@ def step(**rows: list[int]) -> tuple[Part, ...]:
 
 def say(model: MultitaskModel, batch: Batch) -> dict[str, np.ndarray]:
     with torch.no_grad():
-        return {task: outputs.numpy() for task, outputs in model(batch).items()}
+        return {task: outputs.numpy() for task, outputs in model(ready(batch, model.encoder)).items()}
 
 
 @pytest.fixture(scope="module")
@@ -63,38 +64,43 @@ Made = tuple[Tokenizer, MultitaskModel, dict[str, Inputs]]
 
 
 def test_a_batch_lies_as_its_parts_say(made: Made) -> None:
-    tokenizer, _, data = made
-    batch = collate(step(sts=[4, 0, 2], sst=[1], quora=[3, 3]), data)
-    assert [(part.task, part.start, part.rows, part.views) for part in batch.parts] == [
-        ("sts", 0, 3, 2),
-        ("sst", 6, 1, 1),
-        ("quora", 7, 2, 2),
+    _, _, data = made
+    rows = {"sts": [4, 0, 2], "sst": [1], "quora": [3, 3]}
+    batch = collate(step(**rows), data)
+    assert [(part.task, part.index.shape, part.rows) for part in batch.parts] == [
+        ("sts", (2, 3), 3),
+        ("sst", (1, 1), 1),
+        ("quora", (2, 2), 2),
     ]
     assert [part.labels.tolist() for part in batch.parts] == [[4, 0, 2], [1], [3, 3]]
     assert all(part.labels.dtype == np.float32 for part in batch.parts)
     assert batch.rows == 6
-    assert len(batch.padded.ids) == 11
-
-    rows = {"sts": [4, 0, 2], "sst": [1], "quora": [3, 3]}
+    assert len(batch.tokens) == 11
+    places = np.concatenate([part.index.ravel() for part in batch.parts])
+    assert sorted(places.tolist()) == list(range(11)), "each sequence is one view of one row"
     for part in batch.parts:
-        for view in range(part.views):
-            for number, row in enumerate(rows[part.task]):
-                place = part.start + view * part.rows + number
-                ids, segments = data[part.task].views[view][row]
-                real = batch.padded.mask[place]
-                assert real.sum() == len(ids)
-                assert batch.padded.ids[place][real].tolist() == ids.tolist()
-                assert batch.padded.segments[place][real].tolist() == segments.tolist()
-                assert (batch.padded.ids[place][~real] == tokenizer.pad_id).all()
+        for view, where in enumerate(part.index):
+            for place, row in zip(where, rows[part.task], strict=True):
+                for found, given in zip(batch.tokens[place], data[part.task].views[view][row], strict=True):
+                    assert found.tolist() == given.tolist()
 
 
-def test_views_of_different_lengths_are_padded_to_the_longest(made: Made) -> None:
-    tokenizer, _, data = made
-    batch = collate(step(quora=[3], sst=[1]), data)
-    lengths = [len(data["quora"].views[0][3][0]), len(data["quora"].views[1][3][0]), len(data["sst"].views[0][1][0])]
+def test_a_batch_is_sorted_by_length_and_has_no_padding(made: Made) -> None:
+    _, _, data = made
+    batch = collate(step(quora=[3, 1], sst=[1]), data)
+    quora, sst = data["quora"].views, data["sst"].views
+    lengths = [len(quora[0][3][0]), len(quora[1][3][0]), len(quora[0][1][0]), len(quora[1][1][0]), len(sst[0][1][0])]
     assert len(set(lengths)) > 1
-    assert batch.padded.mask.sum(1).tolist() == lengths
-    assert batch.padded.ids.shape == (3, max(lengths))
+    assert batch.tokens.lengths.tolist() == sorted(lengths)
+    assert len(batch.tokens.ids) == len(batch.tokens.segments) == sum(lengths)
+
+
+def test_equal_sequences_keep_their_order(made: Made) -> None:
+    """So that a batch depends on its step alone."""
+    _, _, data = made
+    batch = collate(step(sst=[0, 1], joint=[0, 0, 0]), data)
+    joint = batch.parts[1].index[0]
+    assert joint.tolist() == list(range(joint[0], joint[0] + 3))
 
 
 def test_what_a_view_reads(made: Made) -> None:
@@ -137,10 +143,17 @@ def test_chosen_rows_keep_their_labels(made: Made) -> None:
     ]
 
 
-def test_a_batch_without_padding_has_no_mask(made: Made) -> None:
-    tokenizer, model, data = made
-    assert tensors(collate(step(sst=[1, 1]), data).padded, model.encoder)[1] is None
-    assert tensors(collate(step(sst=[1, 0]), data).padded, model.encoder)[1] is not None
+def test_a_batch_on_its_device_is_the_batch(made: Made) -> None:
+    _, model, data = made
+    batch = collate(step(sst=[1, 0], sts=[2, 4]), data)
+    moved = ready(batch, model.encoder)
+    assert moved.packed.ids.tolist() == batch.tokens.ids.tolist()
+    assert moved.packed.segments.tolist() == batch.tokens.segments.tolist()
+    assert moved.packed.offsets.tolist() == batch.tokens.offsets.tolist()
+    for found, given in zip(moved.parts, batch.parts, strict=True):
+        assert found.task == given.task
+        assert found.index.tolist() == given.index.tolist()
+        assert found.labels.tolist() == given.labels.tolist()
 
 
 # --- several tasks at once ------------------------------------------------------------------------------------------
@@ -162,16 +175,19 @@ def test_tasks_in_one_batch_say_what_each_says_alone(tiny_encoder: Path, common:
             np.testing.assert_allclose(together[task][place : place + 1], single, atol=1e-5)
 
 
-def test_the_encoder_runs_once_a_batch(made: Made) -> None:
-    tokenizer, model, data = made
-    calls: list[tuple[int, ...]] = []
-    hook = model.encoder.register_forward_hook(lambda _, given, __: calls.append(tuple(given[0].shape)))
-    try:
-        batch = collate(step(sst=[0, 1], quora=[2], sts=[3]), data)
-        say(model, batch)
-    finally:
-        hook.remove()
-    assert calls == [batch.padded.ids.shape]
+def test_the_encoder_runs_once_a_batch(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model, data = made
+    calls: list[int] = []
+    packed = model.encoder.packed
+
+    def note(batch: Packed, **options: Any) -> torch.Tensor:
+        calls.append(len(batch.ids))
+        return packed(batch, **options)
+
+    monkeypatch.setattr(model.encoder, "packed", note)
+    batch = collate(step(sst=[0, 1], quora=[2], sts=[3]), data)
+    say(model, batch)
+    assert calls == [len(batch.tokens.ids)]
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -187,7 +203,7 @@ def test_a_split_is_answered_as_a_batch_is(tiny_encoder: Path, head: str) -> Non
 
 def test_a_heads_outputs_from_vectors_are_those_of_the_model(made: Made) -> None:
     _, model, data = made
-    views = [encode_pooled(model.encoder, view, ["cls"])["cls"] for view in data["sts"].views]
+    views = [encode_pooled(model.runner, view, ["cls"])["cls"] for view in data["sts"].views]
     np.testing.assert_array_equal(answer_pooled(model, "sts", views), outputs_of(model, data["sts"]))
 
 
@@ -214,12 +230,12 @@ def test_each_task_has_its_own_pooling_or_the_models(tiny_encoder: Path) -> None
 def test_pooled_vectors_do_not_depend_on_the_order_or_the_batches(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     _, model, data = made
     tokens = data["quora"].views[0]
-    whole = encode_pooled(model.encoder, tokens, POOLINGS)
+    whole = encode_pooled(model.runner, tokens, POOLINGS)
     assert list(whole) == list(POOLINGS)
     order = np.array([3, 0, 4, 1, 2])
     monkeypatch.setitem(multitask.TOKEN_BUDGET, "cpu", 20)  # several batches, some of a single row
     seen: list[int] = []
-    pieces = encode_pooled(model.encoder, tokens.take(order), POOLINGS, progress=seen.append)
+    pieces = encode_pooled(model.runner, tokens.take(order), POOLINGS, progress=seen.append)
     assert len(seen) > 2
     assert sum(seen) == len(order)
     for how in POOLINGS:
@@ -231,7 +247,7 @@ def test_pooled_vectors_do_not_depend_on_the_order_or_the_batches(made: Made, mo
 
 def test_nothing_is_encoded_to_nothing(made: Made) -> None:
     _, model, data = made
-    assert encode_pooled(model.encoder, data["sst"].views[0].take([]), ["mean"])["mean"].shape == (0, 32)
+    assert encode_pooled(model.runner, data["sst"].views[0].take([]), ["mean"])["mean"].shape == (0, 32)
 
 
 # --- the common layer -----------------------------------------------------------------------------------------------
@@ -279,7 +295,7 @@ def test_a_tasks_gradient_leaves_the_other_heads_alone(tiny_encoder: Path, task:
     data = inputs_for(tokenizer, model)
     batch = collate(step(sst=[0, 1], quora=[1, 0], sts=[0, 1], joint=[0, 1]), data)
     part = next(part for part in batch.parts if part.task == task)
-    build_loss(model.tasks[task])(model(batch)[task], torch.from_numpy(part.labels)).backward()
+    build_loss(model.tasks[task])(model(ready(batch, model.encoder))[task], torch.from_numpy(part.labels)).backward()
     parts = [f"heads.{name}." for name in MIXED] + ["common.", "encoder.layers.0.", "encoder.embeddings."]
     assert touched(model, parts) == {f"heads.{task}.", "common.", "encoder.layers.0.", "encoder.embeddings."}
 

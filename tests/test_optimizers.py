@@ -324,14 +324,148 @@ def test_groups_keep_their_own_settings() -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_blocks_do_not_need_contiguous_tensors() -> None:
+    """A parameter that is not contiguous is never fused; it is compared with one by hand."""
     values = torch.arange(60, dtype=torch.float64).reshape(5, 12)
     p, q = nn.Parameter(values.clone().t()), nn.Parameter(values.t().contiguous())
     assert not p.is_contiguous()
     gradient = torch.randn(12, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     p.grad, q.grad = gradient, gradient.t().contiguous().t()
     for parameter in (p, q):
-        AdamW([parameter], weight_decay=0.1).step()
+        AdamW([parameter], weight_decay=0.1, fused=False).step()
     assert torch.equal(p, q)
+
+
+# The fused step
+
+
+def clipped(params: list[nn.Parameter], limit: float) -> float:
+    """torch's own clipping; returns the norm before it."""
+    return float(nn.utils.clip_grad_norm_(params, limit))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_fused_steps_do_not_need_contiguous_gradients(clip: float) -> None:
+    """The kernel walks parameter, gradient and moments alike: a gradient laid out otherwise must be copied first."""
+    generator = torch.Generator().manual_seed(5)
+    values = torch.randn(12, 5, generator=generator)
+    mine, reference = nn.Parameter(values.clone()), nn.Parameter(values.clone())
+    optimizer = AdamW([mine], weight_decay=0.1)
+    optimizer.clip = clip
+    authority = torch.optim.AdamW([reference], weight_decay=0.1, foreach=True)
+    for step in range(5):
+        gradient = torch.randn(5, 12, generator=generator)
+        mine.grad, reference.grad = gradient.clone().t(), gradient.t().contiguous()
+        assert not mine.grad.is_contiguous()
+        if step == 3:
+            mine.grad = reference.grad[:1, :1].clone().expand(12, 5)  # every element the same number in memory
+            reference.grad = mine.grad.contiguous()
+        if clip:
+            assert clipped([reference], clip) > clip
+        optimizer.step()
+        authority.step()
+    assert isinstance(optimizer.state[mine]["step"], Tensor), "this was the fused step"
+    torch.testing.assert_close(mine, reference, rtol=1e-6, atol=1e-6)
+    for name in ("exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(optimizer.state[mine][name], authority.state[reference][name], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("mode", ["torch", "course", "none"])
+def test_only_torchs_formula_over_contiguous_tensors_is_fused(mode: Any) -> None:
+    whole, turned = nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(2, 3).t())
+    optimizer = AdamW([whole, turned], bias_correction=mode)
+    for p in (whole, turned):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert isinstance(optimizer.state[whole]["step"], Tensor) is (mode == "torch")
+    assert optimizer.state[turned]["step"] == 1
+    torch.testing.assert_close(whole, turned)
+    assert not optimizer.capturable, "a CUDA graph holds only what a GPU does by itself"
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("clip", [0.01, 0.7, 1e6])
+@pytest.mark.parametrize(("ours", "theirs"), PEERS)
+@pytest.mark.parametrize(("fused", "dtype"), [(True, torch.float32), (True, torch.float64), (False, torch.float64)])
+def test_clipping_in_the_step_is_torchs(
+    ours: Ours, theirs: Callable[..., Optimizer], fused: bool, dtype: torch.dtype, clip: float
+) -> None:
+    mine, reference = make_params(dtype), make_params(dtype)
+    pair = ours(mine, **SETTINGS[0], fused=fused), theirs(reference, **SETTINGS[0])
+    pair[0].clip = clip
+    generator = torch.Generator().manual_seed(8)
+    for _ in range(20):
+        set_gradients(mine, generator)
+        copy_gradients(mine, reference)
+        assert clipped(reference, clip) > 0.7
+        for optimizer in pair:
+            optimizer.step()
+    # What gradients are divided by is a float32 for the fused kernel, whatever they are.
+    near = {"rtol": 1e-5, "atol": 1e-7} if fused else {"rtol": 1e-9, "atol": 1e-12}
+    assert largest_difference(mine, reference) <= (1e-6 if fused else 1e-12)
+    for p, q in zip(mine, reference, strict=True):
+        torch.testing.assert_close(pair[0].state[p]["exp_avg"], pair[1].state[q]["exp_avg"], **near)
+
+
+@pytest.mark.parity
+def test_clipping_counts_fused_and_other_steps_together() -> None:
+    mine, reference = make_params(), make_params()
+    groups: list[dict[str, Any]] = [{"params": mine[:2]}, {"params": mine[2:], "bias_correction": "none"}]
+    plain: list[dict[str, Any]] = [{"params": reference[:2]}, {"params": reference[2:], "bias_correction": "none"}]
+    pair = AdamW(groups, lr=0.1), AdamW(plain, lr=0.1, fused=False)
+    pair[0].clip = 0.5
+    set_gradients(mine, torch.Generator().manual_seed(9))
+    copy_gradients(mine, reference)
+    assert clipped(reference, 0.5) > 0.5
+    for optimizer in pair:
+        optimizer.step()
+    for p, q in zip(mine, reference, strict=True):
+        torch.testing.assert_close(pair[0].state[p]["exp_avg"], pair[1].state[q]["exp_avg"], rtol=1e-6, atol=1e-9)
+    assert largest_difference(mine, reference) <= 1e-6
+
+
+def test_a_loaded_state_is_not_reached_through_old_addresses() -> None:
+    """The GPU's kernel keeps tables of where the moments are; loading puts others in their place."""
+    p = nn.Parameter(torch.ones(3))
+    optimizer = AdamW([p])
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    optimizer._kernel_tables, optimizer._decays = object(), torch.zeros(1)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert not hasattr(optimizer, "_kernel_tables")
+    assert not hasattr(optimizer, "_decays")
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+def test_a_loss_scale_is_divided_out_and_an_overflow_moves_nothing(clip: float) -> None:
+    mine, reference = make_params(torch.float32), make_params(torch.float32)
+    optimizer = AdamW(mine, **SETTINGS[0])
+    authority = torch.optim.AdamW(reference, **SETTINGS[0], foreach=True)
+    optimizer.clip, optimizer.loss_scale = clip, torch.tensor(1024.0)
+    generator = torch.Generator().manual_seed(10)
+    for step in range(12):
+        set_gradients(reference, generator)
+        for p, q in zip(mine, reference, strict=True):
+            assert q.grad is not None
+            p.grad = q.grad * 1024
+        if step % 4 == 2:
+            assert mine[1].grad is not None
+            mine[1].grad[2] = math.inf if step == 2 else math.nan
+            before = copy.deepcopy([mine, list(optimizer.state.values())])
+            optimizer.step()
+            torch.testing.assert_close([mine, list(optimizer.state.values())], before, rtol=0, atol=0)
+            assert optimizer.found_inf is not None
+            assert optimizer.found_inf.item() == 1
+            continue
+        if clip:
+            assert clipped(reference, clip) > clip
+        authority.step()
+        optimizer.step()
+        assert optimizer.found_inf is not None
+        assert optimizer.found_inf.item() == 0
+    assert largest_difference(mine, reference) <= 1e-6
+    assert {float(optimizer.state[p]["step"]) for p in mine} == {9.0}
 
 
 @pytest.mark.parametrize(
@@ -377,19 +511,27 @@ def test_sparse_and_complex_gradients_are_refused_before_anything_moves() -> Non
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize("ours", [AdamW, RAdam])
-def test_cuda_steps_without_waiting_and_agrees_with_the_cpu(ours: Ours) -> None:
+def test_cuda_steps_without_waiting_and_agrees_with_the_cpu(ours: Ours, clip: float) -> None:
+    """AdamW's kernel reads rates and addresses on the device: the rates are given there, and the first step, which
+    writes the addresses down, may wait.
+    """
     on_cpu = make_params(torch.float32)
     on_gpu = [nn.Parameter(p.detach().cuda()) for p in on_cpu]
     pairs = [(params, ours(params, **SETTINGS[0])) for params in (on_cpu, on_gpu)]
+    for _, optimizer in pairs:
+        optimizer.clip = clip
+    if ours is AdamW:
+        pairs[1][1].rates = torch.tensor([SETTINGS[0]["lr"]]).cuda()
     generator = torch.Generator().manual_seed(6)
-    for _ in range(20):
+    for step in range(20):
         set_gradients(on_cpu, generator)
         for p, q in zip(on_cpu, on_gpu, strict=True):
             assert p.grad is not None
-            q.grad = p.grad.cuda()
+            q.grad = p.grad.cuda() if q.grad is None else q.grad.copy_(p.grad)
         pairs[0][1].step()
-        torch.cuda.set_sync_debug_mode("error")
+        torch.cuda.set_sync_debug_mode("error" if step or ours is RAdam else "default")
         try:
             pairs[1][1].step()
         finally:

@@ -54,9 +54,9 @@ def counting(predictor: Predictor) -> Iterator[list[int]]:
     encoder = predictor.model.encoder
     read = encoder.packed
 
-    def packed(batch: Packed) -> torch.Tensor:
+    def packed(batch: Packed, **how: Any) -> torch.Tensor:
         rows.append(sum(count for count, _ in batch.runs))
-        return read(batch)
+        return read(batch, **how)
 
     encoder.packed = packed  # type: ignore[method-assign]
     try:

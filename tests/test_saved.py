@@ -154,7 +154,7 @@ def test_transformers_loads_the_encoder(original: Path) -> None:
     tokens = tokenizer.encode(TEXTS, PAIRS)
     for row in range(len(TEXTS)):
         assert given["input_ids"][row][given["attention_mask"][row] == 1].tolist() == tokens[row][0].tolist()
-    found = encode_pooled(model.encoder, tokens, ["cls", "pooler"])
+    found = encode_pooled(model.runner, tokens, ["cls", "pooler"])
     np.testing.assert_allclose(found["cls"], expected.last_hidden_state[:, 0], atol=1e-5)
     np.testing.assert_allclose(found["pooler"], expected.pooler_output, atol=1e-5)
 

@@ -23,6 +23,7 @@ from minbert.errors import MinbertError, shown, suggest
 from minbert.tasks import BUILT_IN, PoolingName, Task, check_task
 
 EMBEDDED = "embedded"
+SEVERAL = ("all", "mixed")  # the samplers whose steps have several tasks
 SAMPLE = Path(__file__).parent / "data" / "sample"
 
 
@@ -98,6 +99,13 @@ class TrainingConfig:
     """Train everything; only the heads, the encoder frozen; or one more layer each epoch, from the top."""
     loss_weighting: Literal["sum", "mean", "uncertainty"] = "sum"
     """How the losses of one step become one number; each task's `weight` is a factor before that."""
+    gradients: Literal["sum", "pcgrad", "gradvac", "cagrad"] = "sum"
+    """How the tasks' gradients become one; see training/gradients.py. All but sum need the sampler all or mixed, and run
+    the encoder once for each task of a step. With loss_weighting = "mean" they are the mean of what is left of each."""
+    gradvac_beta: float = 0.01
+    """For gradvac: how fast the angles it aims at follow those it sees."""
+    cagrad_c: float = 0.5
+    """For cagrad: how far it may go from the mean gradient, in lengths of that."""
     ema: float = 0.0
     """Decay of an exponential moving average of the weights, which is then what is evaluated and kept; 0: none."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
@@ -165,6 +173,8 @@ LIMITS = {
     "training.batch_size": (1, math.inf),
     "training.batch_tokens": (0, math.inf),
     "training.accumulate": (1, math.inf),
+    "training.gradvac_beta": (0, 1),
+    "training.cagrad_c": (0, 10),
     "training.ema": (0, 0.999999),
     "training.evaluate_every": (0, math.inf),
     "training.train_sample": (0, math.inf),
@@ -277,6 +287,13 @@ def _check(recipe: Recipe, where: str) -> None:
     if sampler.order and set(sampler.order) != set(names):
         left = ", ".join(sorted(set(names) - set(sampler.order)))
         raise MinbertError(f"{where}: sampler.order leaves out {left}; expected every task at least once")
+    if training.gradients != "sum" and (sampler.kind not in SEVERAL or len(names) < 2):
+        several = " or ".join(f'"{kind}"' for kind in SEVERAL)
+        found = f'sampler.kind "{sampler.kind}"' if len(names) > 1 else f"one task, {names[0]}"
+        raise MinbertError(
+            f'{where}: training.gradients is "{training.gradients}", with {found}; '
+            f"expected several tasks in a step: two tasks or more, and sampler.kind {several}"
+        )
     for key, (low, high) in LIMITS.items():
         for spot, number in _numbers(key, attrgetter(key)(recipe)):
             if not low <= number <= high:

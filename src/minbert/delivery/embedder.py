@@ -1,7 +1,7 @@
 """Texts to vectors with a bare encoder.
 
 Embedder.load("minilm").embed(["A cat sat.", "A dog ran."])     # (2, 384) float32
-Embedder.load("minilm", precision="int8")                       # in ONNX Runtime: on a CPU, some 1.7 times as fast
+Embedder.load("minilm", precision="int8")                       # in ONNX Runtime, faster on a CPU
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ Precision = Literal["fp32", "int8"]
 
 TOKEN_BUDGET = 256  # of a batch: its widest activations fit a core's second-level cache
 CALIBRATION = 200  # sentences of the embedded sample
-REVISION = 1  # of what onnx_graph writes: a file of another is not used
+REVISION = 4  # of what onnx_graph writes: a file of another is not used
 
 
 class OnnxEncoder:

@@ -23,14 +23,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody reads
 
 from minbert.errors import MinbertError
-from minbert.model.packed import Packed
+from minbert.model.cpu_ops import Table, dropout
+from minbert.model.packed import Packed, Runs
 
 Attend = Callable[[Tensor], Tensor]
 """Queries, keys and values side by side (..., 3 * width) to what each token found (..., width)."""
@@ -84,7 +85,7 @@ class Embeddings(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.tokens = Table(config.vocab_size, config.width)
         self.positions = nn.Embedding(config.positions, config.width)
         self.segments = nn.Embedding(config.segments, config.width) if config.segments else None
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
@@ -93,7 +94,7 @@ class Embeddings(nn.Module):
         summed = self.tokens(ids) + self.positions(positions)  # (..., tokens, width)
         if self.segments is not None:
             summed = summed + (self.segments.weight[0] if segments is None else self.segments(segments))
-        return F.dropout(self.norm(summed), self.config.dropout, self.training)
+        return dropout(self.norm(summed), self.config.dropout, self.training)
 
 
 class Attention(nn.Module):
@@ -107,8 +108,39 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        mixed = self.out(attend(self.qkv(x)))  # (..., tokens, width)
-        return self.norm(x + F.dropout(mixed, self.config.dropout, self.training))
+        return self._add(x, attend(self.qkv(x)))  # (..., tokens, width)
+
+    def first(self, x: Tensor, batch: Packed, bias: Tensor | None) -> Tensor:
+        """The same for the first token of each packed sequence, where nobody reads the others': (sequences, width).
+
+        Each head takes its query through the weights of the keys, and its mixture of tokens through those of the
+        values, instead of every token through both. The bias of the keys adds as much to all scores of a query, and
+        leaves the softmax as it is.
+        """
+        heads, width = self.config.heads, self.config.width
+        size = width // heads
+        query_weight, key_weight, value_weight = self.qkv.weight.chunk(3)
+        query_bias, _, value_bias = self.qkv.bias.chunk(3)
+        first = x.index_select(0, batch.offsets[:-1])  # (sequences, width)
+        query = F.linear(first, query_weight, query_bias).view(-1, heads, size)
+        wanted = torch.einsum("shd,hdw->shw", query, key_weight.view(heads, size, width)) * size**-0.5
+        mixtures, sums = [], []
+        runs = zip(
+            batch.runs, by_run(x, batch.runs), torch.split(wanted, [count for count, _ in batch.runs]), strict=True
+        )
+        for (_, length), tokens, asked in runs:
+            scores = asked @ tokens.mT  # (count, heads, length)
+            if bias is not None:
+                scores = scores + bias[:, :, 0, :length]
+            shares = dropout(scores.softmax(-1), self.config.attention_dropout, self.training)
+            mixtures.append(shares @ tokens)  # (count, heads, width)
+            sums.append(shares.sum(-1, keepdim=True))  # 1, but for dropout
+        found = torch.einsum("shw,hdw->shd", torch.cat(mixtures), value_weight.view(heads, size, width))
+        found = found + torch.cat(sums) * value_bias.view(heads, size)
+        return self._add(first, found.reshape(-1, width))
+
+    def _add(self, x: Tensor, found: Tensor) -> Tensor:
+        return self.norm(x + dropout(self.out(found), self.config.dropout, self.training))
 
 
 class FeedForward(nn.Module):
@@ -123,7 +155,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         inner = ACTIVATIONS[self.config.activation](self.up(x))  # (batch, tokens, feed_forward)
-        return self.norm(x + F.dropout(self.down(inner), self.config.dropout, self.training))
+        return self.norm(x + dropout(self.down(inner), self.config.dropout, self.training))
 
 
 class Layer(nn.Module):
@@ -134,6 +166,13 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
         return self.feed_forward(self.attention(x, attend))
+
+    def first(self, x: Tensor, batch: Packed, bias: Tensor | None) -> Tensor:
+        return self.feed_forward(self.attention.first(x, batch, bias))
+
+
+RunLayer = Callable[[Layer, Tensor, Runs, Tensor | None], Tensor]
+"""A layer, packed hidden states, their runs and attention's bias to the hidden states after the layer."""
 
 
 class Pooler(nn.Module):
@@ -187,27 +226,35 @@ class Encoder(nn.Module):
         bias = self._attention_bias(tokens, mask)
         return self._run(self.embeddings(ids, positions, segments), lambda qkv: self._attend(qkv, bias))
 
-    def packed(self, batch: Packed) -> Tensor:
+    def packed(self, batch: Packed, *, only_first: bool = False, run: RunLayer | None = None) -> Tensor:
         """Read sequences that lie end to end, sorted by length.
 
         Those of equal length are one matrix without padding, and attention takes one such run after the other.
 
+        Args:
+            batch: the sequences.
+            only_first: of the last layer compute the first token of each sequence alone.
+            run: another way to compute a layer.
+
         Returns:
-            Hidden states of the last layer, (tokens, width).
+            Hidden states of the last layer, (tokens, width), or (sequences, width) of the first tokens.
         """
         longest = max(length for _, length in batch.runs)
         self._check(batch.ids, longest)
         bias = self._attention_bias(longest, None)
-        sizes = [count * length for count, length in batch.runs]
 
         def attend(qkv: Tensor) -> Tensor:
             found = []
-            for (count, length), rows in zip(batch.runs, torch.split(qkv, sizes), strict=True):
-                near = None if bias is None else bias[:, :, :length, :length]
-                found.append(self._attend(rows.view(count, length, -1), near).view(count * length, -1))
+            for rows in by_run(qkv, batch.runs):
+                near = None if bias is None else bias[:, :, : rows.shape[1], : rows.shape[1]]
+                found.append(self._attend(rows, near).flatten(0, 1))
             return torch.cat(found)  # (tokens, width)
 
-        return self._run(self.embeddings(batch.ids, batch.positions, batch.segments), attend)
+        x = self.embeddings(batch.ids, batch.positions, batch.segments)
+        layers = cast("list[Layer]", list(self.layers))
+        for layer in layers[:-1] if only_first else layers:
+            x = layer(x, attend) if run is None else run(layer, x, batch.runs, bias)
+        return layers[-1].first(x, batch, bias) if only_first else x
 
     def _run(self, x: Tensor, attend: Attend) -> Tensor:
         for layer in self.layers:
@@ -302,14 +349,8 @@ def pool_packed(
     (for a GPU, where each run would be launches of its own) by the sequences' offsets.
     """
     if by_runs:
-        sizes = [count * length for count, length in batch.runs]
-        runs = zip(batch.runs, torch.split(hidden, sizes), strict=True)
-        vectors = torch.cat(
-            [
-                pool(rows.view(count, length, -1), None, "cls" if how == "pooler" else how)
-                for (count, length), rows in runs
-            ]
-        )
+        token = "cls" if how == "pooler" else how
+        vectors = torch.cat([pool(rows, None, token) for rows in by_run(hidden, batch.runs)])
     elif how in ("mean", "max"):
         vectors = torch.segment_reduce(hidden.float(), how, offsets=batch.offsets, unsafe=True)
     else:
@@ -320,6 +361,12 @@ def pool_packed(
     if pooler is None:
         raise ValueError('pooling "pooler" needs the encoder\'s pooler')
     return pooler(vectors.float().unsqueeze(1))
+
+
+def by_run(x: Tensor, runs: Runs) -> list[Tensor]:
+    """Packed rows, (tokens, ...), as a matrix for each run, (sequences, length, ...)."""
+    parts = torch.split(x, [count * length for count, length in runs])
+    return [part.view(*run, *x.shape[1:]) for part, run in zip(parts, runs, strict=True)]
 
 
 def initialise(module: nn.Module, generator: torch.Generator | None, std: float = 0.02) -> None:

@@ -32,7 +32,7 @@ from minbert.model.kernels import (
     norm_backward,
     scatter_rows,
 )
-from minbert.model.packed import Packed
+from minbert.model.packed import SHORTEST, Packed
 
 EMBEDDINGS = 5  # parameters before the layers': three tables, and the norm's two
 MATRICES = 8  # of a layer: four weights with their biases
@@ -68,9 +68,12 @@ class Pass:
 
 
 def supports(config: EncoderConfig) -> bool:
-    """Do the kernels know this shape? A head must be a power of two wide, at least 16."""
+    """Do the kernels know this shape? A head must be a power of two wide, at least 16, and there must be positions for
+    the shortest of blocks.
+    """
     size = config.width // config.heads
-    return size >= 16 and size & (size - 1) == 0 and config.activation in KINDS
+    fits = size >= 16 and size & (size - 1) == 0 and config.max_tokens >= SHORTEST
+    return fits and config.activation in KINDS
 
 
 class FusedEncoder:

@@ -79,9 +79,7 @@ class MultitaskModel(nn.Module):
 
     def forward(self, batch: Ready) -> dict[str, Tensor]:
         """What each task's head says of its rows, (rows, outputs)."""
-        hidden = self.runner(batch.packed)  # (tokens, width)
-        poolings = {self.poolings[part.task] for part in batch.parts}
-        pooled = {how: self.runner.pool(hidden, batch.packed, how) for how in poolings}  # each (sequences, width)
+        pooled = self.runner(batch.packed, {self.poolings[part.task] for part in batch.parts})
         outputs = {}
         for part in batch.parts:
             views, rows = part.index.shape
@@ -137,10 +135,9 @@ def encode_pooled(
     runner.refresh()
     for rows in plan_batches(tokens.lengths, tokens=budget):
         packed = pack(tokens.take(rows), encoder.config, device)
-        hidden = runner(packed)
         where = torch.from_numpy(rows).to(device)
-        for how, vectors in pooled.items():
-            vectors[where] = runner.pool(hidden, packed, how).float()
+        for how, vectors in runner(packed, pooled.keys()).items():
+            pooled[how][where] = vectors
         if progress is not None:
             progress(len(rows))
     return {how: vectors.cpu().numpy() for how, vectors in pooled.items()}

@@ -23,7 +23,9 @@ from minbert.data.tokenizer import Tokens
 if TYPE_CHECKING:
     from minbert.model.encoder import EncoderConfig
 
-BLOCK = 64  # tokens of a block of attention's kernels, at most
+BLOCK, SHORTEST = 64, 16  # tokens of a block of attention's kernels, at most and at least
+Runs = tuple[tuple[int, int], ...]
+"""(sequences, length) of each run of equal length."""
 FIELDS = ("ids", "positions", "segments", "offsets", "blocks")
 
 
@@ -45,8 +47,8 @@ class Packed:
     """Tokens of a block: 64, or 16 or 32 where no sequence is longer."""
     short: bool
     """No sequence is longer than a block."""
-    runs: tuple[tuple[int, int], ...] = ()
-    """(sequences, length) of each run of equal length; empty for a batch of a fixed layout."""
+    runs: Runs = ()
+    """Empty for a batch of a fixed layout."""
 
 
 def pack(tokens: Tokens, config: EncoderConfig, device: torch.device) -> Packed:
@@ -69,10 +71,10 @@ def pack(tokens: Tokens, config: EncoderConfig, device: torch.device) -> Packed:
 
 def block_size(longest: int) -> int:
     """Of the blocks of attention, for sequences of so many tokens at most."""
-    return 16 if longest <= 16 else 32 if longest <= 32 else BLOCK
+    return SHORTEST if longest <= SHORTEST else 32 if longest <= 32 else BLOCK
 
 
-def runs_of(lengths: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+def runs_of(lengths: NDArray[np.int64]) -> Runs:
     """Runs of equal numbers, as (how many, which)."""
     starts = np.flatnonzero(np.diff(lengths, prepend=-1))
     counts = np.diff(np.append(starts, len(lengths)))

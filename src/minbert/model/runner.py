@@ -1,31 +1,38 @@
 """How an encoder's parameters are run: as torch writes it, or with kernels of our own.
 
     runner = make_runner(encoder, "bf16")
-    hidden = runner(packed)                            # (tokens, width)
-    sentences = runner.pool(hidden, packed, "mean")    # (sequences, width) float32
+    runner(packed, ["mean"])["mean"]         # (sequences, width) float32
 
-Both runners compute the same; `FusedRunner` needs a GPU and Triton and takes a few launches a layer.
+All of them compute the same. `FusedRunner` needs a GPU and Triton and takes a few launches a layer; `CpuRunner` is for
+training in fp32 on a CPU.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Collection
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from minbert.model.encoder import Encoder, Pooling, pool_packed
+from minbert.model.cpu_ops import train_layer
+from minbert.model.encoder import Encoder, Pooling, RunLayer, pool, pool_packed
 from minbert.model.packed import Packed
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+FIRST: frozenset[Pooling] = frozenset({"cls", "pooler"})
+"""Poolings that read the first token of a sequence and no other."""
+
+
 class Runner(Protocol):
     encoder: Encoder
 
-    def __call__(self, batch: Packed) -> Tensor: ...
-    def pool(self, hidden: Tensor, batch: Packed, how: Pooling) -> Tensor: ...
+    def __call__(self, batch: Packed, poolings: Collection[Pooling]) -> dict[Pooling, Tensor]:
+        """A vector for each sequence, (sequences, width) in float32, in every way asked for."""
+
     def refresh(self) -> None:
         """To be called when the weights have changed."""
 
@@ -36,18 +43,30 @@ class PlainRunner:
     def __init__(self, encoder: Encoder, precision: str) -> None:
         self.encoder, self.precision = encoder, precision
 
-    def __call__(self, batch: Packed) -> Tensor:
+    def __call__(self, batch: Packed, poolings: Collection[Pooling]) -> dict[Pooling, Tensor]:
+        only_first = FIRST.issuperset(poolings)
         with self._autocast():
-            return self.encoder.packed(batch)
-
-    def pool(self, hidden: Tensor, batch: Packed, how: Pooling) -> Tensor:
-        return pool_packed(hidden.float(), batch, how, self.encoder.pooler)
+            hidden = self.encoder.packed(batch, only_first=only_first, run=self._run())
+        hidden = hidden.float()
+        if not only_first:
+            return {how: pool_packed(hidden, batch, how, self.encoder.pooler) for how in poolings}
+        return {how: pool(hidden.unsqueeze(1), None, how, self.encoder.pooler) for how in poolings}
 
     def refresh(self) -> None: ...
+
+    def _run(self) -> RunLayer | None:
+        return None
 
     def _autocast(self) -> torch.autocast:
         device = self.encoder.embeddings.tokens.weight.device.type
         return torch.autocast(device, LOW.get(self.precision, torch.bfloat16), enabled=self.precision in LOW)
+
+
+class CpuRunner(PlainRunner):
+    """The same, but layers in training mode are those of `cpu_ops.py`."""
+
+    def _run(self) -> RunLayer | None:
+        return train_layer if self.encoder.training else None
 
 
 class FusedRunner:
@@ -59,11 +78,10 @@ class FusedRunner:
         self.encoder = encoder
         self.fused = FusedEncoder(encoder, LOW.get(precision, torch.float32))
 
-    def __call__(self, batch: Packed) -> Tensor:
-        return self.fused(batch)
-
-    def pool(self, hidden: Tensor, batch: Packed, how: Pooling) -> Tensor:
-        return pool_packed(hidden, batch, how, self.encoder.pooler, by_runs=False).float()
+    def __call__(self, batch: Packed, poolings: Collection[Pooling]) -> dict[Pooling, Tensor]:
+        hidden = self.fused(batch)  # (tokens, width)
+        pooler = self.encoder.pooler
+        return {how: pool_packed(hidden, batch, how, pooler, by_runs=False).float() for how in poolings}
 
     def refresh(self) -> None:
         self.fused.refresh()
@@ -78,6 +96,8 @@ def make_runner(encoder: Encoder, precision: str, *, kernels: str = "auto") -> R
     """
     if kernels == "auto" and fused_here(encoder):
         return FusedRunner(encoder, precision)
+    if kernels == "auto" and precision == "fp32" and encoder.embeddings.tokens.weight.device.type == "cpu":
+        return CpuRunner(encoder, precision)
     return PlainRunner(encoder, precision)
 
 

@@ -1,7 +1,7 @@
 """Checkpoints to resume from: everything that decides what comes next, in safetensors and JSON, no pickle.
 
     checkpoints/step-00000120/
-      state.safetensors      model, optimizer, moving average, loss weights, random states
+      state.safetensors      model, optimizer, moving average, loss weights, gradient rule, random states
       state.json             where the run stands, the optimizer's settings, the best so far
 
 A checkpoint is written to a temporary name, synced and renamed, so the newest one is always whole.
@@ -42,7 +42,7 @@ def save_checkpoint(
     Args:
         modules: their parameters and buffers, by name.
         optimizer: its moments and its settings.
-        tensors: further named tables of tensors (the moving average).
+        tensors: further named tables of tensors (the moving average, what the gradient rule remembers).
         state: anything JSON can hold.
     """
     saved = optimizer.state_dict()

@@ -1,21 +1,298 @@
 """The seam where the tasks' losses become one gradient.
 
 A rule takes the weighted losses of a step, by task, and leaves its result in the parameters' `.grad`, added to what is
-there (so that gradients can accumulate over several batches). Gradient surgery and its kin are further rules.
+there (so that gradients can accumulate over several batches).
+
+`add_gradients` is the plain one: all tasks in one forward and one backward pass. A `Surgery` looks at each task's
+gradient by itself, and weights them by how they agree:
+
+    PCGrad     a gradient loses what points against another task's (Yu et al. 2020, arXiv:2001.06782)
+    GradVac    each pair is turned to the angle it usually has (Wang et al. 2021, arXiv:2010.05874)
+    CAGrad     the direction near the mean that is best for the worst-off task (Liu et al. 2021, arXiv:2110.14048)
+
+All three sum. With `loss_weighting = "mean"` the losses come divided by the number of tasks, and since each rule gives
+twice the result for gradients twice as long, that is the mean of the projected gradients.
+
+TorchJD has these and more. It is not on our GPU machine, and the whole of the algebra is on a matrix of tasks x tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import Parameter
+
+from minbert.config import Recipe
+from minbert.model.multitask import MultitaskModel
 
 GradientRule = Callable[[Mapping[str, Tensor]], None]
+SURGERY = 5  # what a generator is for; 1 and 2 are the samplers', 3 and 4 the experiment's
+BLOCK = 1 << 14  # products of so many float32 numbers are added in float32, their sums in float64
+SWEEPS = 200  # of CAGrad's search, at most
 
 
 def add_gradients(losses: Mapping[str, Tensor]) -> None:
     """The gradient of the sum: one backward pass."""
-    total = torch.stack(list(losses.values())).sum()
-    if total.requires_grad:  # not so where nothing learns: a cosine head on a frozen encoder
-        total.backward()  # type: ignore[no-untyped-call]
+    _backward(torch.stack(list(losses.values())).sum())
+
+
+class Surgery(ABC):
+    """A rule that looks up one loss after the other: a task's graph is gone before the next loss is asked for.
+
+    Surgery is on the shared parameters that several tasks of the step reach. All others (heads, learned loss weights, a
+    pooler that only one task reads) have the gradient of their one task, untouched, and no part in the angles.
+
+    Memory: a row of shared parameters for each task, kept from step to step, and the gradient of the task at hand.
+    `retain_graph` is never needed. The matrix of dot products is read back from the device, so a step waits once, and
+    no CUDA graph can hold it.
+
+    Args:
+        shared: the parameters that several tasks may reach.
+        tasks: of the run; a step may have only some of them.
+        seed: from which, with the number of the step, random orders come.
+    """
+
+    def __init__(self, shared: Iterable[Parameter], tasks: Iterable[str], *, seed: int) -> None:
+        self.shared, self.tasks, self.seed = list(shared), tuple(tasks), seed
+        self.state: dict[str, Tensor] = {"steps": torch.zeros((), dtype=torch.int64)}
+        """What a checkpoint has to hold."""
+        self.rows = torch.empty((len(self.tasks), 0))
+        self.views: list[list[Tensor]] = []  # each row of `rows` in the parameters' shapes
+        self.laid_out: list[Parameter] = []  # for these
+
+    def __call__(self, losses: Mapping[str, Tensor]) -> None:
+        learning = self._lay_out()
+        waiting = [parameter.grad for parameter in learning]
+        reached = np.zeros((len(losses), len(learning)), dtype=bool)
+        for row, task in enumerate(losses):
+            for parameter in learning:
+                parameter.grad = None
+            _backward(losses[task])
+            reached[row] = self._collect(row)
+        own = self._take_out(reached)
+        self._combine(self._weights(list(losses)))
+        for place, (parameter, before) in enumerate(zip(learning, waiting, strict=True)):
+            parameter.grad = before
+            if reached[:, place].any():
+                found = own[place] if place in own else self.views[0][place]
+                parameter.grad = found.clone() if before is None else before.add_(found)
+
+    @abstractmethod
+    def weigh(self, gram: NDArray[np.float64], tasks: Sequence[str], rng: np.random.Generator) -> NDArray[np.float64]:
+        """The factor of each task's gradient in the result, (tasks,), from the gradients' dot products."""
+
+    def _lay_out(self) -> list[Parameter]:
+        """What learns now; in another epoch it may be more."""
+        learning = [parameter for parameter in self.shared if parameter.requires_grad]
+        if [*map(id, learning)] != [*map(id, self.laid_out)] or not self.views:
+            sizes = [parameter.numel() for parameter in learning]
+            like = learning[0] if learning else self.rows
+            self.rows = self.rows[:, :0]  # let go of the old one first
+            self.views = []
+            self.rows = torch.empty((len(self.tasks), sum(sizes)), dtype=like.dtype, device=like.device)
+            self.views = [
+                [part.view_as(parameter) for part, parameter in zip(row.split(sizes), learning, strict=True)]
+                for row in self.rows
+            ]
+            self.laid_out = learning
+        return learning
+
+    def _collect(self, row: int) -> list[bool]:
+        """The gradients that are there into a row, 0 where there is none; which are there."""
+        pairs = list(zip(self.laid_out, self.views[row], strict=True))
+        found = [(view, parameter.grad) for parameter, view in pairs if parameter.grad is not None]
+        missing = [view for parameter, view in pairs if parameter.grad is None]
+        if found:
+            torch._foreach_copy_([view for view, _ in found], [grad for _, grad in found])
+        if missing:
+            torch._foreach_zero_(missing)
+        return [parameter.grad is not None for parameter in self.laid_out]
+
+    def _take_out(self, reached: NDArray[np.bool_]) -> dict[int, Tensor]:
+        """The gradients that only one task has, by the parameter's place; the rows have 0 there from now on."""
+        own = {}
+        for place in np.flatnonzero(reached.sum(axis=0) == 1).tolist():
+            view = self.views[int(reached[:, place].argmax())][place]
+            own[place] = view.clone()
+            view.zero_()
+        return own
+
+    def _weights(self, tasks: Sequence[str]) -> list[float]:
+        gram = gram_matrix(self.rows[: len(tasks)])
+        rng = np.random.default_rng([self.seed, SURGERY, int(self.state["steps"])])
+        self.state["steps"] += 1
+        if not np.isfinite(gram).all():  # the sum is not finite either, which the loss scale and the log look for
+            return [1.0] * len(tasks)
+        return self.weigh(gram, tasks, rng).tolist()
+
+    def _combine(self, weights: Sequence[float]) -> None:
+        """The weighted sum of the rows, in the first of them."""
+        first, *others = self.rows[: len(weights)]
+        first.mul_(weights[0])
+        for row, weight in zip(others, weights[1:], strict=True):
+            first.add_(row, alpha=weight)
+
+
+class PCGrad(Surgery):
+    """Each gradient in turn: from what is left of it, the part along every other task's gradient that it has a negative
+    dot product with is taken away, the others in random order. The result is the sum.
+    """
+
+    def weigh(self, gram: NDArray[np.float64], tasks: Sequence[str], rng: np.random.Generator) -> NDArray[np.float64]:
+        return project_conflicts(gram, random_orders(len(tasks), rng))
+
+
+class GradVac(Surgery):
+    """PCGrad with a goal of its own for every ordered pair of tasks, instead of a right angle: the moving average of
+    the cosines that were seen, from 0. A pair below its goal is turned up to it.
+
+    One goal for all shared parameters together; the paper has one for each layer.
+
+    Args:
+        beta: how fast the goals follow.
+    """
+
+    def __init__(self, shared: Iterable[Parameter], tasks: Iterable[str], *, seed: int, beta: float = 0.01) -> None:
+        super().__init__(shared, tasks, seed=seed)
+        self.beta = beta
+        self.state["goals"] = torch.zeros((len(self.tasks), len(self.tasks)), dtype=torch.float64)
+
+    def weigh(self, gram: NDArray[np.float64], tasks: Sequence[str], rng: np.random.Generator) -> NDArray[np.float64]:
+        places = np.ix_(*[[self.tasks.index(task) for task in tasks]] * 2)
+        goals = self.state["goals"].numpy()  # the very same memory
+        weights, goals[places] = turn_to_goals(gram, random_orders(len(tasks), rng), goals[places], self.beta)
+        return weights
+
+
+class CAGrad(Surgery):
+    """The direction d within c times the mean gradient's length of the mean g0, for which the smallest of the dot
+    products with the tasks' gradients is largest. Times the number of tasks, so that c = 0 is the sum.
+
+    The authors' code divides d by 1 + c^2 afterwards, their paper does not; nor do we.
+
+    Args:
+        c: 0 is the plain sum; towards 1 and beyond, the worst-off task decides.
+    """
+
+    def __init__(self, shared: Iterable[Parameter], tasks: Iterable[str], *, seed: int, c: float = 0.5) -> None:
+        super().__init__(shared, tasks, seed=seed)
+        self.c = c
+
+    def weigh(self, gram: NDArray[np.float64], tasks: Sequence[str], rng: np.random.Generator) -> NDArray[np.float64]:  # noqa: ARG002 - nothing is random here
+        return avert_conflicts(gram, self.c)
+
+
+def random_orders(tasks: int, rng: np.random.Generator) -> list[list[int]]:
+    """For each task the others, shuffled."""
+    return [rng.permutation([other for other in range(tasks) if other != task]).tolist() for task in range(tasks)]
+
+
+def project_conflicts(gram: NDArray[np.float64], orders: Sequence[Sequence[int]]) -> NDArray[np.float64]:
+    """PCGrad's factors, (tasks,). Row i of `parts` is what is left of gradient i, as a combination of all."""
+    parts = np.eye(len(gram))
+    for task, order in enumerate(orders):
+        for other in order:
+            product = parts[task] @ gram[:, other]
+            if product < 0:
+                parts[task, other] -= product / gram[other, other]
+    return parts.sum(axis=0)
+
+
+def turn_to_goals(
+    gram: NDArray[np.float64], orders: Sequence[Sequence[int]], goals: NDArray[np.float64], beta: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """GradVac's factors, (tasks,), and the goals after this step, (tasks, tasks)."""
+    parts, after = np.eye(len(gram)), goals.copy()
+    lengths = np.sqrt(np.diag(gram))
+    for task, order in enumerate(orders):
+        for other in order:
+            length = math.sqrt(max(0.0, parts[task] @ gram @ parts[task]))
+            if length <= 1e-6 * lengths[task] or lengths[other] == 0:  # nothing is left: there is no angle
+                continue
+            cosine = float(np.clip(parts[task] @ gram[:, other] / (length * lengths[other]), -1, 1))
+            goal = goals[task, other]
+            if cosine < goal:
+                sine, goal_sine = math.sqrt(1 - cosine**2), math.sqrt(1 - goal**2)
+                parts[task, other] += length * (goal * sine - cosine * goal_sine) / (lengths[other] * goal_sine)
+            after[task, other] += beta * (cosine - goal)
+    return parts.sum(axis=0), after
+
+
+def avert_conflicts(gram: NDArray[np.float64], c: float) -> NDArray[np.float64]:
+    """CAGrad's factors, (tasks,): d = g0 + c |g0| / |gw| gw, where gw is the tasks' mixture that the dual finds."""
+    tasks = len(gram)
+    mean_length = math.sqrt(max(0.0, gram.mean()))
+    mixture = solve_dual(gram, c * mean_length)
+    # A mixture much shorter than what it is made of is the rounding of dot products: it fades out.
+    apart = float(mixture @ np.sqrt(np.diag(gram)))
+    length = max(math.sqrt(max(0.0, float(mixture @ gram @ mixture))), 1e-3 * apart)
+    return 1 + (tasks * c * mean_length / length * mixture if length > 0 else np.zeros(tasks))
+
+
+def solve_dual(gram: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
+    """The mixture w, on the simplex, with the least gw . g0 + radius |gw|.
+
+    Weight is moved between two tasks at a time to where it is best, which has a closed form, until nothing moves: exact
+    for two tasks, a few sweeps for more, and no rate to choose (the authors call scipy's SLSQP).
+    """
+    mixture = np.full(len(gram), 1 / len(gram))
+    to_mean = gram.mean(axis=1)
+    for _ in range(SWEEPS):
+        moved = 0.0
+        for one, other in combinations(range(len(gram)), 2):
+            # Along delta from `other` to `one`: slope * delta + radius * sqrt(|gw + delta * (g_one - g_other)|^2)
+            slope = to_mean[one] - to_mean[other]
+            distance = gram[one, one] + gram[other, other] - 2 * gram[one, other]  # |g_one - g_other|^2
+            if distance <= 0:  # the same gradient twice
+                continue
+            products = gram @ mixture
+            nearest = (products[one] - products[other]) / distance  # how far gw is from its shortest, along the line
+            shortest = max(0.0, mixture @ products / distance - nearest**2)
+            steepest = radius**2 * distance - slope**2
+            if steepest > 0:
+                delta = -slope * math.sqrt(shortest / steepest) - nearest
+            else:
+                delta = -math.copysign(1.0, slope) if slope else 0.0
+            delta = min(max(delta, -mixture[one]), mixture[other])
+            mixture[one] += delta
+            mixture[other] -= delta
+            moved = max(moved, abs(delta))
+        if moved < 1e-12:
+            break
+    return mixture
+
+
+def gram_matrix(rows: Tensor) -> NDArray[np.float64]:
+    """All dot products of the rows, (rows, rows). In float32 alone a sum of 20 million squares is off by 0.2%."""
+    count, length = rows.shape
+    whole = length // BLOCK * BLOCK
+    blocks = rows[:, :whole].view(count, whole // BLOCK, BLOCK).transpose(0, 1)  # (blocks, rows, BLOCK)
+    rest = rows[:, whole:]
+    sums = (blocks @ blocks.mT).double().sum(dim=0) + (rest @ rest.T).double()
+    return sums.cpu().numpy().reshape(count, count)
+
+
+def make_rule(recipe: Recipe, model: MultitaskModel) -> GradientRule:
+    """The rule that a recipe asks for. Everything but the heads is shared."""
+    training = recipe.training
+    shared = [parameter for name, parameter in model.named_parameters() if not name.startswith("heads.")]
+    names = [task.name for task in recipe.tasks]
+    rules: dict[str, Callable[[], GradientRule]] = {
+        "sum": lambda: add_gradients,
+        "pcgrad": lambda: PCGrad(shared, names, seed=recipe.seed),
+        "gradvac": lambda: GradVac(shared, names, seed=recipe.seed, beta=training.gradvac_beta),
+        "cagrad": lambda: CAGrad(shared, names, seed=recipe.seed, c=training.cagrad_c),
+    }
+    return rules[training.gradients]()
+
+
+def _backward(loss: Tensor) -> None:
+    if loss.requires_grad:  # not so where nothing learns: a cosine head on a frozen encoder
+        loss.backward()  # type: ignore[no-untyped-call]

@@ -26,7 +26,7 @@ from torch import Tensor
 from minbert.data.inputs import Batch
 from minbert.model.encoder import EncoderConfig
 from minbert.model.multitask import Ready, ReadyPart
-from minbert.model.packed import BLOCK, Packed, block_size, block_table, positions
+from minbert.model.packed import BLOCK, SHORTEST, Packed, block_size, block_table, positions
 from minbert.training.step import TrainStep
 
 LEAST = 256  # tokens of the smallest layout
@@ -110,7 +110,9 @@ def layout_of(batch: Batch, rates: int) -> Layout:
     tokens = rounded(int(batch.tokens.offsets[-1]))
     longest = int(batch.tokens.offsets[-1] - batch.tokens.offsets[-2])  # they are sorted
     block = block_size(longest)
-    filled = -(-(tokens if tokens == LEAST else step_of(tokens)) // block)  # sequences of padding at the end, at most
+    filled = -(
+        -(tokens if tokens == LEAST else step_of(tokens)) // SHORTEST
+    )  # sequences of padding at the end, at most
     sequences = sum(views * rows for _, views, rows in parts) + filled
     return Layout(tokens, sequences, block, longest <= BLOCK, parts, rates)
 
@@ -131,7 +133,7 @@ def lay_out(batch: Batch, layout: Layout, config: EncoderConfig, block: NDArray[
     tokens = batch.tokens
     used = int(tokens.offsets[-1])
     rest = layout.tokens - used
-    tail = np.append(np.arange(0, rest, layout.block), rest)  # the rest, in sequences of a block each
+    tail = np.append(np.arange(0, rest, SHORTEST), rest)  # the rest, in short sequences: every encoder can take those
     offsets = np.concatenate([tokens.offsets, used + tail[1:]]) if rest else tokens.offsets
 
     def put(name: str, values: NDArray[np.generic], fill: int = 0) -> None:

@@ -95,21 +95,24 @@ def build_loss(task: Task, device: torch.device | str = "cpu") -> Loss:
 
 
 class LossWeighting(nn.Module):
-    """The losses of a step, each times its task's weight. How they are then combined is `training/gradients.py`'s."""
+    """The losses of a step, each times its task's weight. How they are then combined is `training/gradients.py`'s.
+
+    Called with only some of a step's losses, it is told how many tasks the step has.
+    """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         super().__init__()
         self.weights = {task.name: task.weight for task in tasks}
 
-    def forward(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def forward(self, losses: Mapping[str, Tensor], tasks: int | None = None) -> dict[str, Tensor]:  # noqa: ARG002 - the mean depends on it
         return {task: self.weights[task] * loss for task, loss in losses.items()}
 
 
 class MeanWeighting(LossWeighting):
     """Divided by the number of tasks in the step."""
 
-    def forward(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {task: loss / len(losses) for task, loss in super().forward(losses).items()}
+    def forward(self, losses: Mapping[str, Tensor], tasks: int | None = None) -> dict[str, Tensor]:
+        return {task: loss / (tasks or len(losses)) for task, loss in super().forward(losses).items()}
 
 
 class UncertaintyWeighting(LossWeighting):
@@ -123,7 +126,7 @@ class UncertaintyWeighting(LossWeighting):
         self.log_variances = nn.ParameterDict({task.name: nn.Parameter(torch.zeros(())) for task in tasks})
         self.factors = {task.name: 1.0 if task.is_classification else 0.5 for task in tasks}
 
-    def forward(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def forward(self, losses: Mapping[str, Tensor], tasks: int | None = None) -> dict[str, Tensor]:  # noqa: ARG002 - the mean depends on it
         weighted = {}
         for task, loss in super().forward(losses).items():
             noise = self.log_variances[task]

@@ -84,6 +84,8 @@ class _Adam(Optimizer, ABC):
             self._check(group)
         self.__dict__.setdefault("fused", True)
         self.__dict__.setdefault("copies", {})
+        for stale in ("_kernel_tables", "_decays"):  # made of the state that was there before
+            self.__dict__.pop(stale, None)
         for group in self.param_groups:
             for p in group["params"]:
                 if p in self.state:
@@ -187,7 +189,7 @@ class _Adam(Optimizer, ABC):
         torch._fused_adamw_(
             params, grads, exp_avgs, exp_avg_sqs, [], steps, lr=group["lr"], beta1=group["betas"][0],
             beta2=group["betas"][1], weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False,
-            maximize=False, grad_scale=divisor, found_inf=self.found_inf,
+            maximize=False, grad_scale=None if divisor is None else divisor.float(), found_inf=self.found_inf,
         )  # fmt: skip
         if self.found_inf is not None:
             torch._foreach_sub_(steps, [self.found_inf] * len(steps))

@@ -2,20 +2,25 @@
 
     step = TrainStep(recipe, model, rule=add_gradients, precision="bf16")
     step.gradient(batch)          # adds to the parameters' .grad and to the running losses
+    step.gradient_apart(batches)  # the same for a rule that looks at one task after the other
     step.update()                 # clips, moves the weights, clears the gradients
 
-Nothing here waits for the device or reads anything back from it, so that a CUDA graph can hold all of it
-(`graphs.py`). What changes from step to step, the learning rates, comes in through tensors there.
+Unless the rule does, nothing here waits for the device or reads anything back from it, so that a CUDA graph can hold all
+of it (`graphs.py`). What changes from step to step, the learning rates, comes in through tensors there.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from minbert.config import OptimizerConfig, Recipe
+from minbert.data.inputs import Batch
 from minbert.errors import MinbertError
-from minbert.model.multitask import MultitaskModel, Ready
+from minbert.model.multitask import MultitaskModel, Ready, ready
 from minbert.model.runner import FusedRunner
 from minbert.training.gradients import GradientRule
 from minbert.training.losses import WEIGHTINGS, build_loss
@@ -62,6 +67,19 @@ class TrainStep:
 
     def gradient(self, batch: Ready) -> None:
         """The batch's gradient, added to the one that is there, and its losses, added to `totals`."""
+        self.rule(self._weighted_losses(batch, len(batch.parts)))
+
+    def gradient_apart(self, batches: Sequence[Batch]) -> None:
+        """The same for a step's tasks in batches of their own, run when the rule asks for the loss."""
+        self.rule(Later({batch.parts[0].task: partial(self._loss_of, batch, len(batches)) for batch in batches}))
+
+    def _loss_of(self, batch: Batch, tasks: int) -> Tensor:
+        """The weighted loss of a batch of one task."""
+        (loss,) = self._weighted_losses(ready(batch, self.model.encoder), tasks).values()
+        return loss
+
+    def _weighted_losses(self, batch: Ready, tasks: int) -> dict[str, Tensor]:
+        """What the batch costs, as part of a step of so many tasks."""
         if not self.model.training:
             self.model.train()
         outputs = self.model(batch)
@@ -71,12 +89,12 @@ class TrainStep:
             rows = part.labels.isfinite().sum()
             self.totals[self.places[part.task]] += torch.stack([loss.detach() * rows, rows.float()])
             losses[part.task] = loss
-        weighted = self.weighting(losses)
+        weighted: dict[str, Tensor] = self.weighting(losses, tasks)
         if self.accumulate > 1:
             weighted = {task: loss / self.accumulate for task, loss in weighted.items()}
         if self.scale is not None:
             weighted = {task: loss * self.scale for task, loss in weighted.items()}
-        self.rule(weighted)
+        return weighted
 
     def update(self) -> None:
         """Move the weights by the gradients that have come together."""
@@ -93,6 +111,22 @@ class TrainStep:
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return [*self.model.parameters(), *self.weighting.parameters()]
+
+
+class Later(Mapping[str, Tensor]):
+    """Losses that are computed at each look-up."""
+
+    def __init__(self, compute: Mapping[str, Callable[[], Tensor]]) -> None:
+        self.compute = compute
+
+    def __getitem__(self, task: str) -> Tensor:
+        return self.compute[task]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.compute)
+
+    def __len__(self) -> int:
+        return len(self.compute)
 
 
 def build_optimizer(config: OptimizerConfig, model: MultitaskModel, weighting: torch.nn.Module) -> AdamW | RAdam:

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,7 +31,7 @@ from minbert.machine import choose_precision
 from minbert.model.multitask import MultitaskModel, ready
 from minbert.model.runner import FusedRunner
 from minbert.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
-from minbert.training.gradients import GradientRule, add_gradients
+from minbert.training.gradients import GradientRule, Surgery, add_gradients, make_rule
 from minbert.training.graphs import SLOTS, Graphs, Staged, Staging, ahead
 from minbert.training.metrics_log import MetricsLog
 from minbert.training.selection import Selection
@@ -67,7 +68,7 @@ class Trainer:
         run: folder for metrics.jsonl and checkpoints/.
         evaluate: the scores of a model that is in eval mode, by split and task.
         save: keep the model in this folder of the run ("model", or "models/TASK").
-        rule: how the tasks' losses become one gradient.
+        rule: how the tasks' losses become one gradient; default is what the recipe says.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Trainer:
         evaluate: Callable[[MultitaskModel], Scores],
         save: Callable[[MultitaskModel, str], None],
         watcher: Watcher | None = None,
-        rule: GradientRule = add_gradients,
+        rule: GradientRule | None = None,
     ) -> None:
         self.recipe, self.model, self.data, self.run = recipe, model, data, run
         self.evaluate, self.save = evaluate, save
@@ -98,7 +99,7 @@ class Trainer:
         self.plan = plan(self.sampler)
         self.precision = choose_precision(training.precision, model.device)
         model.use(self.precision, kernels=training.kernels)
-        self.work = TrainStep(recipe, model, rule=rule, precision=self.precision)
+        self.work = TrainStep(recipe, model, rule=rule or make_rule(recipe, model), precision=self.precision)
         self.losses, self.weighting = self.work.losses, self.work.weighting
         self.optimizer, self.average = self.work.optimizer, self.work.average
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -231,7 +232,7 @@ class Trainer:
                 self.step,
                 modules=self._modules(),
                 optimizer=self.optimizer,
-                tensors={"average": self.average, "gradient": self._gradients()},
+                tensors={"average": self.average, "rule": self._rule_state(), "gradient": self._gradients()},
                 state=state,
                 keep=self.recipe.training.keep,
             )
@@ -249,7 +250,7 @@ class Trainer:
             found[-1],
             modules=self._modules(),
             optimizer=self.optimizer,
-            tensors={"average": self.average, "gradient": gradients},
+            tensors={"average": self.average, "rule": self._rule_state(), "gradient": gradients},
         )
         self.step, self.rows, self.seconds = int(state["step"]), int(state["rows"]), float(state["seconds"])
         self.selection.restore(state["selection"])
@@ -259,6 +260,9 @@ class Trainer:
 
     def _modules(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model, "weighting": self.weighting}
+
+    def _rule_state(self) -> dict[str, Tensor]:
+        return self.work.rule.state if isinstance(self.work.rule, Surgery) else {}
 
     def _gradients(self) -> dict[str, Tensor]:
         """Gradients that wait for further batches to be added."""
@@ -278,8 +282,10 @@ class Trainer:
         encoder.pooler.requires_grad_(trained > 0)
         self.runner.clear()
 
-    def _make_runner(self) -> OneByOne | Recorded:
+    def _make_runner(self) -> OneByOne | TaskByTask | Recorded:
         """Graphs, where the kernels are ours, each batch is a step, and the rule can be recorded."""
+        if isinstance(self.work.rule, Surgery):
+            return TaskByTask(self)
         fused = isinstance(self.model.runner, FusedRunner)
         simple = self.recipe.training.accumulate == 1 and self.work.rule is add_gradients
         return Recorded(self) if fused and simple else OneByOne(self)
@@ -314,6 +320,34 @@ class OneByOne:
 
     def run(self, batch: Batch, *, update: bool) -> None:
         self.work.gradient(ready(batch, self.trainer.model.encoder))
+        if update:
+            self.work.update()
+
+    def clear(self) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Apart:
+    """A step as one batch for each of its tasks."""
+
+    batches: tuple[Batch, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(batch.rows for batch in self.batches)
+
+
+class TaskByTask:
+    """A step's tasks one after the other, for rules that look at each task's gradient by itself."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.work = trainer, trainer.work
+
+    def batches(self, steps: Iterable[Step]) -> Iterator[Apart]:
+        return (Apart(tuple(collate((part,), self.trainer.data) for part in step)) for step in steps)
+
+    def run(self, batch: Apart, *, update: bool) -> None:
+        self.work.gradient_apart(batch.batches)
         if update:
             self.work.update()
 

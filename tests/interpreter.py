@@ -1,0 +1,122 @@
+"""Checks of Triton kernels without a GPU: they run in Triton's interpreter, in a child process.
+
+    checks = Checks("tests.fused_checks")
+
+    @checks.add
+    def scatter(device): assert ...
+
+    outcome = checks.run(["scatter"])["scatter"]       # None, or how it failed
+
+The interpreter has to be switched on before Triton is imported, and stays on: hence the child. The same checks run
+with real kernels where there is a GPU (`checks.table[name](torch.device("cuda"))`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+Check = Callable[[torch.device], None]
+PROGRAMS = 3  # of kernels that share rows: on a GPU hundreds, of which each costs a millisecond here
+
+
+class Checks:
+    """The checks of a module that can be run with `python -m`."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        self.table: dict[str, Check] = {}
+        self.interpreted: list[str] = []
+        """Those that the interpreter can run; a GPU runs all."""
+
+    def add(self, check: Check) -> Check:
+        self._add(check.__name__, check, interpreted=True)
+        return check
+
+    def add_each(
+        self, cases: dict[str, Any], *, interpreted: bool = True
+    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """One check for each case: `check(device, *case)`."""
+
+        def add(check: Callable[..., None]) -> Callable[..., None]:
+            for name, case in cases.items():
+                self._add(f"{check.__name__}-{name}", partial(_call, check, case), interpreted=interpreted)
+            return check
+
+        return add
+
+    def _add(self, name: str, check: Check, *, interpreted: bool) -> None:
+        if name in self.table:
+            raise ValueError(f"two checks are named {name}")
+        self.table[name] = check
+        self.interpreted += [name] * interpreted
+
+    def run(self, names: Iterable[str]) -> dict[str, str | None]:
+        """Each check's failure, or None; skips where the interpreter does not work."""
+        settings = {
+            "TRITON_INTERPRET": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "ONEDNN_MAX_CPU_ISA": "AVX2",  # some processors die of the bf16 products that they advertise
+        }
+        command = [sys.executable, "-m", self.module, *names]
+        done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=900)
+        try:
+            report = json.loads(done.stdout.splitlines()[-1])
+        except (IndexError, ValueError):
+            pytest.fail(f"the checks ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        if "unusable" in report:
+            pytest.skip(f"Triton's interpreter does not work here: {report['unusable']}")
+        return report
+
+    def main(self) -> None:
+        """The child."""
+        torch.set_num_threads(1)
+        try:
+            _try_interpreter()
+        except Exception as error:
+            print(json.dumps({"unusable": f"{type(error).__name__}: {error}"}))
+            return
+        from minbert.model import kernels
+
+        kernels.PROGRAMS = PROGRAMS
+        report: dict[str, str | None] = {}
+        for name in sys.argv[1:]:
+            try:
+                self.table[name](torch.device("cpu"))
+                report[name] = None
+            except Exception:
+                report[name] = traceback.format_exc()
+        print(json.dumps(report))
+
+
+def _call(check: Callable[..., None], case: Any, device: torch.device) -> None:
+    check(device, *(case if isinstance(case, tuple) else (case,)))
+
+
+def _try_interpreter() -> None:
+    import triton
+    import triton.language as tl
+
+    from tests import interpreter
+
+    interpreter.tl = tl  # type: ignore[attr-defined] # a kernel finds its names in its module
+
+    @triton.jit
+    def double(x, SIZE: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+        at = x + tl.arange(0, SIZE)
+        tl.store(at, tl.load(at) * 2)
+
+    numbers = torch.arange(8.0)
+    double[(1,)](numbers, SIZE=8)
+    if numbers.tolist() != [2.0 * number for number in range(8)]:
+        raise RuntimeError("a kernel that doubles did not")

@@ -1,0 +1,102 @@
+"""What `test_graphs.py` has checked in Triton's interpreter: steps over batches of a fixed layout, with our kernels.
+
+python -m tests.step_checks NAME...         # with TRITON_INTERPRET=1
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from minbert.model.encoder import POOLINGS
+from minbert.model.multitask import ready
+from minbert.model.runner import FusedRunner
+from minbert.training import graphs
+from minbert.training.gradients import add_gradients
+from minbert.training.graphs import Graphs, Staged, lay_out, layout_of
+from minbert.training.step import TrainStep
+from tests.fused_checks import all_near, near
+from tests.interpreter import Checks
+from tests.laid_out import batch_of, model_of, recipe_of
+from tests.sequences import gradients
+
+checks = Checks("tests.step_checks")
+SMALL = patch.object(graphs, "LEAST", 64)  # layouts are rounded up to 256 tokens, which takes long here
+
+
+def step_of(*, fused: bool, pooling: str = "cls", device: torch.device, **tables: Any) -> TrainStep:
+    recipe = recipe_of(**tables)
+    model = model_of(recipe, pooling).to(device)
+    if fused:
+        model.runner = FusedRunner(model.encoder, "fp32")
+    return TrainStep(recipe, model, rule=add_gradients, precision="fp32")
+
+
+class Arrived:
+    """An event on a device that has none."""
+
+    def record(self) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+def staged(batch: Any, config: Any, rates: int) -> Staged:
+    layout = layout_of(batch, rates)
+    block = torch.full((layout.size,), -7, dtype=torch.int32)  # as if another batch had been there
+    lay_out(batch, layout, config, block.numpy())
+    return Staged(layout, block, batch.rows, Arrived())  # type: ignore[arg-type]
+
+
+@checks.add_each({how: how for how in POOLINGS})
+def a_laid_out_batch_is_the_batch(device: torch.device, pooling: str) -> None:
+    """Losses and gradients: what fills the layout counts for nothing, whatever is pooled."""
+    batch = batch_of([3, 9, 1, 5, 7], [2, 4, 4, 8, 1, 5])
+    plain, fused = (step_of(fused=fused, pooling=pooling, device=device) for fused in (False, True))
+    plain.gradient(ready(batch, plain.model.encoder))
+    with SMALL:
+        laid = staged(batch, fused.model.encoder.config, 2)
+    assert laid.layout.tokens > len(batch.tokens.ids)
+    assert sum(rows for _, _, rows in laid.layout.parts) > batch.rows
+    fused.gradient(laid.layout.batch(laid.block.to(device)))
+    near(fused.totals, plain.totals, "losses")
+    assert fused.totals[:, 1].tolist() == [5.0, 3.0], "rows that are there"
+    all_near(gradients(fused.model), gradients(plain.model))
+
+
+@checks.add
+def a_laid_out_batch_of_long_sequences(device: torch.device) -> None:
+    batch = batch_of([70, 3], [2, 66])
+    plain, fused = (step_of(fused=fused, pooling="mean", device=device) for fused in (False, True))
+    plain.gradient(ready(batch, plain.model.encoder))
+    with SMALL:
+        laid = staged(batch, fused.model.encoder.config, 2)
+    assert not laid.layout.short
+    fused.gradient(laid.layout.batch(laid.block.to(device)))
+    near(fused.totals, plain.totals, "losses")
+    all_near(gradients(fused.model), gradients(plain.model))
+
+
+@checks.add
+def unrecorded_graphs_are_steps(device: torch.device) -> None:
+    """Three batches of two layouts, updates included; the rates come with the batch."""
+    settings: dict[str, Any] = {"optimizer": {"lr": 1e-3, "clip": 0.5, "eps": 1e-3}}  # so that noise is not magnified
+    plain, fused = (step_of(fused=fused, device=device, **settings) for fused in (False, True))
+    runner = Graphs(fused)
+    rates = [1e-3] * len(fused.optimizer.param_groups)
+    with SMALL, patch.object(graphs, "MOST", 0):  # none is recorded
+        for seed, one in enumerate(([3, 9, 1], [5, 2], [4, 1, 7])):
+            batch = batch_of(one, [2, 4], seed=seed)
+            plain.gradient(ready(batch, plain.model.encoder))
+            plain.update()
+            runner.run(staged(batch, fused.model.encoder.config, len(rates)), rates)
+    near(fused.totals, plain.totals, "losses")
+    assert runner.recorded == {}
+    expected = dict(plain.model.named_parameters())
+    for name, value in fused.model.named_parameters():
+        near(value, expected[name], name)
+        assert value.grad is None
+
+
+if __name__ == "__main__":
+    checks.main()
