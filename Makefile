@@ -40,7 +40,7 @@ check: $(VENV)/.dev  ## lint, format and types
 test: $(VENV)/.dev check $(MINBERT_HOME)/encoders/minilm/config.json  ## set up, check, and the tests (at most 10 minutes on 2 cores)
 	SHARED=$(SHARED) $(BIN)/pytest -n 2 --dist loadfile
 
-test-full: test  ## also the slow, browser, distributed and fault tests; installs what they need
+test-full: $(VENV)/.dev $(MINBERT_HOME)/encoders/minilm/config.json  ## the slow, browser, distributed and fault tests; installs what they need
 	VENV=$(VENV) SHARED=$(SHARED) bash .ci/prepare-full
 	SHARED=$(SHARED) $(BIN)/pytest -m 'slow or browser or distributed or fault'
 
