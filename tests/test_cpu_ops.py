@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 from minbert.data.tokenizer import Tokens
 from minbert.model import runner as runners
-from minbert.model.cpu_ops import ACTIVATIONS, dropout, keep_mask, train_layer
+from minbert.model.cpu_ops import ACTIVATIONS, Table, dropout, keep_mask, train_layer
 from minbert.model.encoder import POOLINGS, Encoder, EncoderConfig, Layer, Pooling, by_run, pool
 from minbert.model.packed import Packed, Runs, pack
 from minbert.model.runner import CpuRunner, PlainRunner, make_runner
@@ -201,6 +203,49 @@ def test_dropout_scales_what_it_keeps_and_its_gradient() -> None:
     assert x.grad is not None
     torch.testing.assert_close(found, 3 * x.grad)
     assert set(found.detach().unique().tolist()) == {0.0, 4.0}
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def look_up(table: nn.Embedding, ids: list[list[int]]) -> Tensor:
+    """The table's gradient after one more batch."""
+    found = table(torch.tensor(ids, dtype=torch.int32))
+    (found * torch.arange(1.0, 1 + found.shape[-1])).sum().backward()
+    assert table.weight.grad is not None
+    return table.weight.grad
+
+
+def test_a_tables_gradient_is_that_of_an_embedding() -> None:
+    """After several batches, added up or not."""
+    ours, theirs = Table(9, 4), nn.Embedding(9, 4)
+    for cleared, ids in [(True, [[1, 2], [2, 8]]), (True, [[3, 3]]), (False, [[4, 1]]), (True, [[0, 8]])]:
+        for table in (ours, theirs):
+            if cleared:
+                table.zero_grad(set_to_none=True)
+        torch.testing.assert_close(look_up(ours, ids), look_up(theirs, ids))
+
+
+def test_a_table_uses_its_gradients_memory_again_but_never_while_somebody_holds_it() -> None:
+    table = Table(9, 4)
+    place = look_up(table, [[1]]).data_ptr()
+    table.zero_grad(set_to_none=True)
+    held = look_up(table, [[2]])
+    assert held.data_ptr() == place
+    kept = held.clone()
+    table.zero_grad(set_to_none=True)
+    assert look_up(table, [[3]]).data_ptr() != place
+    assert torch.equal(held, kept)
+
+
+def test_a_table_can_be_copied_pickled_frozen_and_of_another_kind() -> None:
+    table = Table(9, 4)
+    look_up(table, [[1]])
+    for copied in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
+        copied.zero_grad(set_to_none=True)
+        assert look_up(copied, [[1]]).data_ptr() != table.weight.grad.data_ptr()  # type: ignore[union-attr]
+    assert look_up(Table(9, 4).double(), [[1]]).dtype == torch.float64
+    assert not table.requires_grad_(False)(torch.tensor([1])).requires_grad
 
 
 # --- runners --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""What training on a CPU takes less time with: dropout from few random numbers, and a layer's ways there and back
-written out.
+"""What makes training on a CPU faster: dropout from few random numbers, layers with their ways back written out, and
+a table whose gradient keeps its memory.
 
     x = dropout(x, 0.1, training=True)
-    x = train_layer(layer, x, batch.runs, bias)        # as Layer.packed, with gradients
+    x = train_layer(layer, x, batch.runs, bias)        # as the layer itself, in training mode
 
 Matrix products are four fifths of a step and run at the processor's rate, so this is about the rest. torch draws a
 random number for each element, one after the other; here four elements share one. Its attention with dropout is made of
