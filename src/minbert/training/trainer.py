@@ -285,10 +285,10 @@ class Trainer:
     def _make_runner(self) -> OneByOne | TaskByTask | Recorded:
         """Graphs, where the kernels are ours, each batch is a step, and the rule can be recorded."""
         if isinstance(self.work.rule, Surgery):
-            return TaskByTask(self)
+            return TaskByTask(self.work, self.data)
         fused = isinstance(self.model.runner, FusedRunner)
         simple = self.recipe.training.accumulate == 1 and self.work.rule is add_gradients
-        return Recorded(self) if fused and simple else OneByOne(self)
+        return (Recorded if fused and simple else OneByOne)(self.work, self.data)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -312,14 +312,14 @@ class Trainer:
 class OneByOne:
     """Batches made and run when their turn comes."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.work = trainer, trainer.work
+    def __init__(self, work: TrainStep, data: Mapping[str, Inputs]) -> None:
+        self.work, self.data = work, data
 
     def batches(self, steps: Iterable[Step]) -> Iterator[Batch]:
-        return (collate(step, self.trainer.data) for step in steps)
+        return (collate(step, self.data) for step in steps)
 
     def run(self, batch: Batch, *, update: bool) -> None:
-        self.work.gradient(ready(batch, self.trainer.model.encoder))
+        self.work.gradient(ready(batch, self.work.model.encoder))
         if update:
             self.work.update()
 
@@ -340,11 +340,11 @@ class Apart:
 class TaskByTask:
     """A step's tasks one after the other, for rules that look at each task's gradient by itself."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.work = trainer, trainer.work
+    def __init__(self, work: TrainStep, data: Mapping[str, Inputs]) -> None:
+        self.work, self.data = work, data
 
     def batches(self, steps: Iterable[Step]) -> Iterator[Apart]:
-        return (Apart(tuple(collate((part,), self.trainer.data) for part in step)) for step in steps)
+        return (Apart(tuple(collate((part,), self.data) for part in step)) for step in steps)
 
     def run(self, batch: Apart, *, update: bool) -> None:
         self.work.gradient_apart(batch.batches)
@@ -357,15 +357,15 @@ class TaskByTask:
 class Recorded:
     """Batches made ahead on another thread, and run as CUDA graphs."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.graphs = trainer, Graphs(trainer.work)
-        self.staging = Staging(trainer.model.encoder.config, len(trainer.optimizer.param_groups))
+    def __init__(self, work: TrainStep, data: Mapping[str, Inputs]) -> None:
+        self.work, self.data, self.graphs = work, data, Graphs(work)
+        self.staging = Staging(work.model.encoder.config, len(work.optimizer.param_groups))
 
     def batches(self, steps: Iterable[Step]) -> Iterator[Staged]:
-        return ahead(steps, lambda step: self.staging.stage(collate(step, self.trainer.data)), SLOTS - 3)
+        return ahead(steps, lambda step: self.staging.stage(collate(step, self.data)), SLOTS - 3)
 
     def run(self, batch: Staged, *, update: bool) -> None:  # noqa: ARG002 - graphs are for one batch an update
-        self.graphs.run(batch, [group["lr"] for group in self.trainer.optimizer.param_groups])
+        self.graphs.run(batch, [group["lr"] for group in self.work.optimizer.param_groups])
 
     def clear(self) -> None:
         self.graphs.clear()
