@@ -35,6 +35,7 @@ def encode(settings: Settings) -> None:
         raise RuntimeError("bench.encode is not there")
     options = ["--device", settings.device.type, "--out", str(settings.out)]
     options += ["--data", str(settings.data)] if settings.data else []
+    options += [word for name, folder in settings.folders.items() for word in (f"--{name}", str(folder))]
     options += ["--quick"] if settings.quick else []
     subprocess.run([sys.executable, "-m", "bench.encode", *options], check=True)
 

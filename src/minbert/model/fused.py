@@ -12,6 +12,7 @@ sums over rows (gradients of biases and norms) of all layers are finished togeth
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -39,6 +40,7 @@ MATRICES = 8  # of a layer: four weights with their biases
 PARAMETERS = 12  # of a layer: those, and its two norms
 SITES = 3  # places of a layer that drop something: attention, and before each norm
 SAVED = 11  # tensors that a layer keeps for its way back
+BESIDE = 12  # gradients of weights that may be under way while the way back goes on: those of two layers
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Pass:
     dtype: torch.dtype
     low: Sequence[Tensor]
     """Copies of the layers' weights and biases in `dtype`, eight a layer."""
+    second: torch.cuda.Stream | None
+    """For work beside the way back."""
 
     def dropouts(self, layer: int) -> tuple[Dropout, Dropout, Dropout]:
         """Of attention, of its output, of the feed-forward layer's output."""
@@ -65,6 +69,33 @@ class Pass:
 
     def weights(self, layer: int) -> Sequence[Tensor]:
         return self.low[MATRICES * layer : MATRICES * (layer + 1)]
+
+
+class Beside:
+    """Products that nobody waits for until the end of the pass, on a stream of their own: the gradients of weights keep
+    the cores busy that the kernels on the way back, which wait for memory or are small, leave idle. Without a second
+    stream each is computed at once.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        self.stream = stream
+        self.under_way: deque[tuple[torch.cuda.Event, Tensor, Tensor]] = deque()
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """In float32. The factors are kept until it is done, so that nothing else gets their memory."""
+        if self.stream is None:
+            return product(left, right)
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            found = product(left, right)
+        self.under_way.append((self.stream.record_event(), left, right))
+        self.wait(BESIDE)
+        return found
+
+    def wait(self, left: int = 0) -> None:
+        """Until at most `left` of them are under way."""
+        while len(self.under_way) > left:
+            torch.cuda.current_stream().wait_event(self.under_way.popleft()[0])
 
 
 def supports(config: EncoderConfig) -> bool:
@@ -94,6 +125,7 @@ class FusedEncoder:
         distances = torch.arange(1 - reach, reach, device=self.matrices[0].device)
         buckets = encoder.config.relative_buckets
         self.buckets = bucket_of(distances, buckets).int() if buckets else None
+        self.second = torch.cuda.Stream() if distances.is_cuda else None  # type: ignore[no-untyped-call]
         self.refresh()
 
     @torch.no_grad()
@@ -119,6 +151,7 @@ class FusedEncoder:
             config.attention_dropout if encoder.training else 0.0,
             self.dtype,
             self.low,
+            self.second,
         )
         first = encoder.embeddings
         segments = None if first.segments is None else first.segments.weight
@@ -169,11 +202,14 @@ class Encode(torch.autograd.Function):
         learns = [needed[EMBEDDINGS + PARAMETERS * number] for number in range(layers)]
         lowest = 0 if any(needed[:EMBEDDINGS]) or needed[-1] else learns.index(True) if any(learns) else layers
         grad = grad.contiguous()
+        beside = Beside(run.second)
         for number in reversed(range(lowest, layers)):
             kept = saved[2 + SAVED * number : 2 + SAVED * (number + 1)]
             weights = gammas[1 + 2 * number : 3 + 2 * number]
             at = EMBEDDINGS + PARAMETERS * number
-            grad, found = _layer_backward(run, number, grad, kept, weights, shares, sums, ones, learn=learns[number])
+            grad, found = _layer_backward(
+                run, number, grad, kept, weights, shares, sums, ones, beside, learn=learns[number]
+            )
             grads[at], grads[at + 1], grads[at + 2], grads[at + 4], grads[at + 5], grads[at + 6] = found
         embedded = any(needed[:EMBEDDINGS])
         if embedded:
@@ -182,6 +218,7 @@ class Encode(torch.autograd.Function):
             )
             grads[:3] = _tables_backward(run.batch, rows, ctx.heights)
         total = sums.add()
+        beside.wait()
         place = 0
 
         def take(size: int) -> Tensor:
@@ -239,7 +276,7 @@ def _layer_forward(run: Pass, number: int, x: Tensor, norms: Sequence[Tensor]) -
 
 def _layer_backward(
     run: Pass, number: int, grad: Tensor, saved: Sequence[Tensor], gammas: Sequence[Tensor], shares: Tensor | None,
-    sums: ColumnSums, ones: Tensor, *, learn: bool,
+    sums: ColumnSums, ones: Tensor, beside: Beside, *, learn: bool,
 ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
     """Gradients of the layer's input, and of weight and bias of qkv, weight of out, weight and bias of up, weight of
     down; those of the norms, and of the two biases just before them, go into `sums`.
@@ -248,24 +285,23 @@ def _layer_backward(
     config, (drop_attention, drop_out, drop_down) = run.config, run.dropouts(number)
     w_qkv, _, w_out, _, w_up, _, w_down, _ = run.weights(number)
     gamma_1, gamma_2 = gammas
+    found: list[Tensor | None] = [None] * 6
     round_2, grad_down = norm_backward(grad, sum_2, moments_2, gamma_2, drop_down, sums)
+    if learn:
+        found[5] = beside.product(grad_down.t(), active)
     grad_inner = activation_backward(grad_down @ w_down, inner, config.activation)
+    if learn:
+        found[3:5] = beside.product(grad_inner.t(), middle), beside.product(ones, grad_inner)[0]  # the sum of the rows
     grad_middle = round_2.addmm_(grad_inner, w_up)
     round_1, grad_found = norm_backward(grad_middle, sum_1, moments_1, gamma_1, drop_out, sums)
+    if learn:
+        found[2] = beside.product(grad_found.t(), mixed)
     grad_qkv = attention_backward(
         grad_found @ w_out, qkv, mixed, lse, config.heads, run.blocks, run.bias, shares, drop_attention
     )
-    grad_x = round_1.addmm_(grad_qkv, w_qkv)
-    if not learn:
-        return grad_x, [None] * 6
-    return grad_x, [
-        product(grad_qkv.t(), x),
-        product(ones, grad_qkv)[0],  # the sum of the rows
-        product(grad_found.t(), mixed),
-        product(grad_inner.t(), middle),
-        product(ones, grad_inner)[0],
-        product(grad_down.t(), active),
-    ]
+    if learn:
+        found[:2] = beside.product(grad_qkv.t(), x), beside.product(ones, grad_qkv)[0]
+    return round_1.addmm_(grad_qkv, w_qkv), found
 
 
 def _tables_backward(batch: Packed, rows: Tensor, heights: Sequence[int]) -> list[Tensor | None]:
