@@ -88,7 +88,7 @@ class Checks:
             return
         from minbert.model import kernels
 
-        kernels.PROGRAMS = PROGRAMS
+        kernels.NORM_PROGRAMS = kernels.ACTIVATION_PROGRAMS = PROGRAMS
         report: dict[str, str | None] = {}
         for name in sys.argv[1:]:
             try:

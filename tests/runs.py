@@ -87,9 +87,12 @@ class Listener(Silent):
 
 
 def left_behind(run: Path) -> dict[str, Any]:
-    """Everything in a run's folder, without the seconds it took: two runs that did the same are equal here."""
-    found: dict[str, Any] = {"names": sorted(str(path.relative_to(run)) for path in run.rglob("*"))}
-    for path in sorted(run.rglob("*")):
+    """Everything in a run's folder, without the seconds it took and TensorBoard's own files, which are named after the
+    time: two runs that did the same are equal here.
+    """
+    paths = sorted(path for path in run.rglob("*") if "tensorboard" not in path.relative_to(run).parts)
+    found: dict[str, Any] = {"names": [str(path.relative_to(run)) for path in paths]}
+    for path in paths:
         name = str(path.relative_to(run))
         if name == "metrics.jsonl":
             found[name] = [without_seconds(record) for record in read_metrics(path)]

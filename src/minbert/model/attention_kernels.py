@@ -18,7 +18,9 @@ from torch import Tensor
 
 from minbert.model.kernels import Dropout, keep_mask
 
-WARPS = {16: 1, 32: 1, 64: 4}  # of a program, by the size of its blocks
+WARPS = {16: 1, 32: 2, 64: 4}  # of a program, by the size of its blocks: what was fastest
+WARPS_WITH_BIAS = {16: 1, 32: 4, 64: 4}
+WARPS_BACK_WITH_BIAS = {16: 1, 32: 4, 64: 8}
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,25 @@ def _attention_forward(
     tl.store(lse + head * tokens + start + rows, highest + tl.log(total), mask=real)
 
 
+@triton.jit
+def _by_bucket(values, buckets, apart, BLOCK: tl.constexpr, REACH: tl.constexpr, BUCKETS: tl.constexpr):
+    """The sum of a square of numbers over each bucket of distances; `apart` is the first row's number less the first
+    column's. Row i is turned by i places, so that equal distances lie in a column: those of column c are c to the right
+    of the diagonal or, where the turn went round the end, BLOCK - c to the left of it.
+    """
+    row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    turned = tl.gather(values, (row + column) % BLOCK, 1)
+    right = tl.sum(tl.where(row + column < BLOCK, turned, 0.0), 0)
+    left = tl.sum(tl.where(row + column < BLOCK, 0.0, turned), 0)
+    place = apart - tl.arange(0, BLOCK) + (REACH - 1)
+    number = tl.arange(0, BUCKETS)[:, None]
+    near = tl.load(buckets + place, mask=(place >= 0) & (place < 2 * REACH - 1), other=0)
+    found = tl.sum(tl.where(near[None, :] == number, right[None, :], 0.0), 1)
+    place += BLOCK
+    near = tl.load(buckets + place, mask=(place >= 0) & (place < 2 * REACH - 1), other=0)
+    return found + tl.sum(tl.where(near[None, :] == number, left[None, :], 0.0), 1)
+
+
 @triton.jit(do_not_specialize=["site"])
 def _attention_backward(
     qkv, out, lse, grad_out, grad_qkv, blocks, bias, buckets, grad_bias, seeds, site, scale, tokens, threshold, keep_scale,
@@ -158,10 +179,7 @@ def _attention_backward(
                 grad_weight = tl.where(keep, grad_weight, 0.0)
             grad_score = weight * (grad_weight - mean[:, None])
             if REACH:
-                mine = tl.load(buckets + distance, mask=both, other=0)
-                for bucket in range(BUCKETS):
-                    found = tl.sum(tl.reshape(tl.where(mine == bucket, grad_score, 0.0), [BLOCK * BLOCK]), 0)
-                    bucket_sums += tl.where(tl.arange(0, BUCKETS) == bucket, found, 0.0)
+                bucket_sums += _by_bucket(grad_score, buckets, offset - first, BLOCK, REACH, BUCKETS)
             if EXACT:
                 grad_value += tl.dot(tl.trans(kept), grad, input_precision="ieee")
                 grad_key += tl.dot(tl.trans(grad_score), query, input_precision="ieee")
@@ -252,7 +270,7 @@ def attention(qkv: Tensor, heads: int, blocks: Blocks, bias: Bias | None, dropou
         qkv, out, lse, blocks.table, out if bias is None else bias.by_distance, dropout.seeds, dropout.site,
         1 / math.sqrt(width // heads), tokens, dropout.threshold, dropout.scale, HEADS=heads, DIM=width // heads,
         BLOCK=blocks.size, REACH=0 if bias is None else bias.reach, DROPOUT=dropout.rate > 0, EXACT=exact(qkv),
-        num_warps=WARPS[blocks.size],
+        num_warps=(WARPS if bias is None else WARPS_WITH_BIAS)[blocks.size],
     )  # fmt: skip
     return out, lse
 
@@ -274,7 +292,7 @@ def attention_backward(
     grad_qkv = torch.empty_like(qkv)
     settings = {
         "HEADS": heads, "DIM": width // heads, "BLOCK": blocks.size, "REACH": 0 if bias is None else bias.reach,
-        "DROPOUT": dropout.rate > 0, "EXACT": exact(qkv), "num_warps": WARPS[blocks.size],
+        "DROPOUT": dropout.rate > 0, "EXACT": exact(qkv), "num_warps": (WARPS if bias is None else WARPS_BACK_WITH_BIAS)[blocks.size],
     }  # fmt: skip
     numbers = (1 / math.sqrt(width // heads), tokens, dropout.threshold, dropout.scale)
     by_distance, buckets = (out, out) if bias is None else (bias.by_distance, bias.buckets)

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 2048  # elements that a program updates
+CHUNK = 1024  # elements that a program updates: four for each thread, one read of 16 bytes
 COLUMNS = 8  # of the table: addresses of parameter, gradient, both moments, copy and step count; size; group
 LOW = {torch.bfloat16: 1, torch.float16: 2}
 
@@ -203,7 +203,7 @@ def update(
     found = torch.empty(2, device=device)
     shares = torch.empty(len(chunks), device=device)
     if clip or loss_scale is not None:
-        _squares[(len(chunks),)](table, chunks, shares, CHUNK=CHUNK, COLUMNS=COLUMNS, ALIGNED=aligned)
+        _squares[(len(chunks),)](table, chunks, shares, CHUNK=CHUNK, COLUMNS=COLUMNS, ALIGNED=aligned, num_warps=4)
     else:
         shares.zero_()
     corrections = torch.empty((len(rows), 2), device=device)

@@ -396,11 +396,13 @@ def _matrix_precision(precision: str) -> Iterator[None]:
 
 @contextmanager
 def _own_stream(device: torch.device) -> Iterator[None]:
-    """A stream of our own: graphs cannot be recorded on the default one."""
+    """A stream of our own: graphs cannot be recorded on the default one. It goes before others, such as the encoder's
+    second one, whose work nobody waits for.
+    """
     if device.type != "cuda":
         yield
         return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         yield
