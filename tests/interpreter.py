@@ -88,7 +88,7 @@ class Checks:
             return
         from minbert.model import kernels
 
-        kernels.NORM_PROGRAMS = kernels.ACTIVATION_PROGRAMS = PROGRAMS
+        kernels.PROGRAMS = PROGRAMS
         report: dict[str, str | None] = {}
         for name in sys.argv[1:]:
             try:

@@ -179,7 +179,12 @@ def _attention_backward(
                 grad_weight = tl.where(keep, grad_weight, 0.0)
             grad_score = weight * (grad_weight - mean[:, None])
             if REACH:
-                bucket_sums += _by_bucket(grad_score, buckets, offset - first, BLOCK, REACH, BUCKETS)
+                if SHORT:  # all layers' scores together; distances are looked up once for all of them
+                    square = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+                    square = grad_bias + (block * HEADS + head).to(tl.int64) * (BLOCK * BLOCK) + square
+                    tl.store(square, grad_score + tl.load(square))
+                else:
+                    bucket_sums += _by_bucket(grad_score, buckets, offset - first, BLOCK, REACH, BUCKETS)
             if EXACT:
                 grad_value += tl.dot(tl.trans(kept), grad, input_precision="ieee")
                 grad_key += tl.dot(tl.trans(grad_score), query, input_precision="ieee")
@@ -195,7 +200,7 @@ def _attention_backward(
                 tl.store(grad_qkv + at, grad_query, mask=real[:, None])
         tl.store(grad_qkv + at_keys + width, grad_key * scale, mask=there[:, None])
         tl.store(grad_qkv + at_keys + 2 * width, grad_value, mask=there[:, None])
-    if REACH:
+    if REACH and not SHORT:
         at = grad_bias + (block * HEADS + head) * BUCKETS + tl.arange(0, BUCKETS)
         tl.store(at, bucket_sums + tl.load(at))
 
@@ -276,11 +281,25 @@ def attention(qkv: Tensor, heads: int, blocks: Blocks, bias: Bias | None, dropou
 
 
 def bias_shares(bias: Bias | None, heads: int, blocks: Blocks) -> Tensor | None:
-    """Where the programs of all layers' backward passes add their shares of the table's gradient."""
+    """Where the programs of all layers' backward passes add their shares of the table's gradient, (blocks, heads, ...):
+    by query and key where sequences have one block, else by bucket.
+    """
     if bias is None:
         return None
-    rows = triton.next_power_of_2(bias.rows)
-    return torch.zeros((len(blocks.table), heads, rows), device=bias.buckets.device, dtype=torch.float32)
+    last = (blocks.size, blocks.size) if blocks.short else (triton.next_power_of_2(bias.rows),)
+    return torch.zeros((len(blocks.table), heads, *last), device=bias.buckets.device, dtype=torch.float32)
+
+
+def bias_gradient(shares: Tensor, bias: Bias) -> Tensor:
+    """The gradient of the learned table, (rows, heads)."""
+    total = shares.sum(0)  # (heads, ...)
+    if shares.dim() == 3:
+        return total[:, : bias.rows].t().contiguous()
+    size = shares.shape[-1]
+    place = torch.arange(size, device=shares.device)
+    bucket = bias.buckets[place[:, None] - place[None, :] + bias.reach - 1].view(1, -1)  # (1, size * size)
+    chosen = bucket == torch.arange(bias.rows, device=shares.device)[:, None]
+    return chosen.float() @ total.view(len(total), -1).t()
 
 
 def attention_backward(
@@ -299,7 +318,7 @@ def attention_backward(
     grid = (len(blocks.table), heads)
     _attention_backward[grid](
         qkv, out, lse, grad, grad_qkv, blocks.table, by_distance, buckets, lse if shares is None else shares,
-        dropout.seeds, dropout.site, *numbers, BUCKETS=1 if shares is None else shares.shape[2], SHORT=blocks.short,
+        dropout.seeds, dropout.site, *numbers, BUCKETS=1 if shares is None or blocks.short else shares.shape[2], SHORT=blocks.short,
         **settings,
     )  # fmt: skip
     if not blocks.short:

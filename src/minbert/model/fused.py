@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from minbert.model.attention_kernels import Bias, Blocks, attention, attention_backward, bias_shares
+from minbert.model.attention_kernels import Bias, Blocks, attention, attention_backward, bias_gradient, bias_shares
 from minbert.model.encoder import Encoder, EncoderConfig, Layer, bucket_of
 from minbert.model.kernels import (
     KINDS,
@@ -40,7 +40,7 @@ MATRICES = 8  # of a layer: four weights with their biases
 PARAMETERS = 12  # of a layer: those, and its two norms
 SITES = 3  # places of a layer that drop something: attention, and before each norm
 SAVED = 11  # tensors that a layer keeps for its way back
-BESIDE = 10  # gradients of weights that may be under way while the way back goes on: those of two layers
+BESIDE = 12  # gradients of weights that may be under way while the way back goes on: those of two layers
 
 
 @dataclass(frozen=True)
@@ -176,16 +176,6 @@ class FusedEncoder:
         return Bias(by_distance, self.buckets, table.shape[0])
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Sums over rows that the way back leaves in shares, to be added at the end."""
-
-    norms: ColumnSums
-    """Gradients of the norms, and of the two biases just before them."""
-    inner: ColumnSums
-    """Of the bias before the activation."""
-
-
 class Encode(torch.autograd.Function):
     """Parameters to hidden states: the embeddings' five, twelve a layer, and the relative bias' table."""
 
@@ -206,10 +196,7 @@ class Encode(torch.autograd.Function):
         gammas = saved[2 + SAVED * layers :]
         needed = ctx.needs_input_grad[1:]
         grads: list[Tensor | None] = [None] * len(needed)
-        sums = Sums(
-            ColumnSums.of_norms(layers * 6 * width + 2 * width, grad.device),
-            ColumnSums.of_activations(layers * run.config.feed_forward, grad.device),
-        )
+        sums = ColumnSums.of(layers * 6 * width + 2 * width, grad.device)
         ones = torch.ones((8, len(grad)), device=grad.device, dtype=grad.dtype)
         shares = bias_shares(run.bias, run.config.heads, run.blocks)
         learns = [needed[EMBEDDINGS + PARAMETERS * number] for number in range(layers)]
@@ -223,14 +210,14 @@ class Encode(torch.autograd.Function):
             grad, found = _layer_backward(
                 run, number, grad, kept, weights, shares, sums, ones, beside, learn=learns[number]
             )
-            grads[at], grads[at + 1], grads[at + 2], grads[at + 4], grads[at + 6] = found
+            grads[at], grads[at + 1], grads[at + 2], grads[at + 4], grads[at + 5], grads[at + 6] = found
         embedded = any(needed[:EMBEDDINGS])
         if embedded:
             rows, _ = norm_backward(
-                grad, summed, moments, gammas[0], Dropout(run.dropout, run.seeds, 0), sums.norms, after=True
+                grad, summed, moments, gammas[0], Dropout(run.dropout, run.seeds, 0), sums, after=True
             )
             grads[:3] = _tables_backward(run.batch, rows, ctx.heights)
-        total, inner = sums.norms.add(), sums.inner.add()
+        total = sums.add()
         beside.wait()
         place = 0
 
@@ -239,18 +226,17 @@ class Encode(torch.autograd.Function):
             place += size
             return total[place - size : place]
 
-        for turn, number in enumerate(reversed(range(lowest, layers))):  # in the order in which they were summed
+        for number in reversed(range(lowest, layers)):  # in the order in which they were summed
             at = EMBEDDINGS + PARAMETERS * number
             second = take(width), take(width), take(width)
             first = take(width), take(width), take(width)
             if learns[number]:
                 grads[at + 3], grads[at + 7] = first[2], second[2]
-                grads[at + 5] = inner.view(layers, -1)[turn]
                 grads[at + MATRICES : at + PARAMETERS] = [first[0], first[1], second[0], second[1]]
         if embedded:
             grads[3:EMBEDDINGS] = [take(width), take(width)]
         if shares is not None and run.bias is not None:
-            grads[-1] = shares.sum(0)[:, : run.bias.rows].t().contiguous()
+            grads[-1] = bias_gradient(shares, run.bias)
         return None, *grads
 
 
@@ -290,31 +276,31 @@ def _layer_forward(run: Pass, number: int, x: Tensor, norms: Sequence[Tensor]) -
 
 def _layer_backward(
     run: Pass, number: int, grad: Tensor, saved: Sequence[Tensor], gammas: Sequence[Tensor], shares: Tensor | None,
-    sums: Sums, ones: Tensor, beside: Beside, *, learn: bool,
+    sums: ColumnSums, ones: Tensor, beside: Beside, *, learn: bool,
 ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
-    """Gradients of the layer's input, and of weight and bias of qkv and the weights of out, up and down; those of the
-    norms and of the other biases go into `sums`.
+    """Gradients of the layer's input, and of weight and bias of qkv, weight of out, weight and bias of up, weight of
+    down; those of the norms, and of the two biases just before them, go into `sums`.
     """
     x, qkv, mixed, lse, sum_1, moments_1, middle, inner, active, sum_2, moments_2 = saved
     config, (drop_attention, drop_out, drop_down) = run.config, run.dropouts(number)
     w_qkv, _, w_out, _, w_up, _, w_down, _ = run.weights(number)
     gamma_1, gamma_2 = gammas
-    found: list[Tensor | None] = [None] * 5
-    round_2, grad_down = norm_backward(grad, sum_2, moments_2, gamma_2, drop_down, sums.norms)
+    found: list[Tensor | None] = [None] * 6
+    round_2, grad_down = norm_backward(grad, sum_2, moments_2, gamma_2, drop_down, sums)
     if learn:
-        found[4] = beside.product(grad_down.t(), active)
-    grad_inner = activation_backward(grad_down @ w_down, inner, config.activation, sums.inner)
+        found[5] = beside.product(grad_down.t(), active)
+    grad_inner = activation_backward(grad_down @ w_down, inner, config.activation)
     if learn:
-        found[3] = beside.product(grad_inner.t(), middle)
+        found[3:5] = beside.product(grad_inner.t(), middle), beside.product(ones, grad_inner)[0]  # the sum of the rows
     grad_middle = round_2.addmm_(grad_inner, w_up)
-    round_1, grad_found = norm_backward(grad_middle, sum_1, moments_1, gamma_1, drop_out, sums.norms)
+    round_1, grad_found = norm_backward(grad_middle, sum_1, moments_1, gamma_1, drop_out, sums)
     if learn:
         found[2] = beside.product(grad_found.t(), mixed)
     grad_qkv = attention_backward(
         grad_found @ w_out, qkv, mixed, lse, config.heads, run.blocks, run.bias, shares, drop_attention
     )
     if learn:
-        found[:2] = beside.product(grad_qkv.t(), x), beside.product(ones, grad_qkv)[0]  # the sum of the rows
+        found[:2] = beside.product(grad_qkv.t(), x), beside.product(ones, grad_qkv)[0]
     return round_1.addmm_(grad_qkv, w_qkv), found
 
 

@@ -20,8 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NORM_PROGRAMS = 528  # that share the rows of a matrix in a norm's way back: four for each multiprocessor of a large GPU
-ACTIVATION_PROGRAMS = 64  # that share them in an activation's, for each 128 of its columns
+PROGRAMS = 528  # that share the rows of a matrix where columns are summed: four for each multiprocessor of a large GPU
 KINDS = {"gelu": "gelu", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "relu": "relu", "silu": "silu"}
 
 
@@ -215,25 +214,12 @@ def _activation_forward(x, out, size, KIND: tl.constexpr, COUNT: tl.constexpr):
     tl.store(out + at, _activate(value, KIND), mask=at < size)
 
 
-@triton.jit(do_not_specialize=["column"])
-def _activation_backward(
-    grad, x, out, sums, sums_width, column, rows_in_all,
-    WIDTH: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """The gradient before an activation, and this program's share of its sum over the rows, the bias' gradient."""
-    program = tl.program_id(0)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = columns < WIDTH
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in range(program * ROWS, rows_in_all, tl.num_programs(0) * ROWS):
-        rows = first + tl.arange(0, ROWS)
-        real = (rows[:, None] < rows_in_all) & inside[None, :]
-        at = rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
-        value = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
-        back = tl.load(grad + at, mask=real, other=0.0).to(tl.float32) * _slope(value, KIND)
-        tl.store(out + at, back, mask=real)
-        total += back
-    tl.store(sums + program * sums_width + column + columns, tl.sum(total, 0), mask=inside)
+@triton.jit
+def _activation_backward(grad, x, out, size, KIND: tl.constexpr, COUNT: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * COUNT + tl.arange(0, COUNT)
+    value = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
+    above = tl.load(grad + at, mask=at < size, other=0.0).to(tl.float32)
+    tl.store(out + at, above * _slope(value, KIND), mask=at < size)
 
 
 @triton.jit
@@ -258,12 +244,8 @@ class ColumnSums:
     used: int = 0
 
     @classmethod
-    def of_norms(cls, columns: int, device: torch.device) -> ColumnSums:
-        return cls(torch.empty((NORM_PROGRAMS, columns), device=device, dtype=torch.float32))
-
-    @classmethod
-    def of_activations(cls, columns: int, device: torch.device) -> ColumnSums:
-        return cls(torch.empty((ACTIVATION_PROGRAMS, columns), device=device, dtype=torch.float32))
+    def of(cls, columns: int, device: torch.device) -> ColumnSums:
+        return cls(torch.empty((PROGRAMS, columns), device=device, dtype=torch.float32))
 
     def take(self, columns: int) -> int:
         """The first of so many columns that are now the caller's."""
@@ -301,7 +283,7 @@ def norm_backward(
     grad_x = grad_sum if after else torch.empty_like(grad)  # of its own: to the sum others will be added
     padded, height, warps = _tile(width, back=True)
     column = sums.take((2 if after else 3) * width)
-    _norm_backward[(len(sums.shares),)](
+    _norm_backward[(PROGRAMS,)](
         grad, summed, moments, gamma, grad_sum, grad_x, sums.shares, sums.shares.shape[1], column, dropout.seeds,
         dropout.site, rows, dropout.threshold, dropout.scale, WIDTH=width, PADDED=padded, ROWS=height,
         DROPOUT=dropout.rate > 0, AFTER=after, num_warps=warps,
@@ -345,14 +327,10 @@ def activation(x: Tensor, kind: str) -> Tensor:
     return out
 
 
-def activation_backward(grad: Tensor, x: Tensor, kind: str, sums: ColumnSums) -> Tensor:
-    """The gradient before an activation; into `sums` goes that of the bias within x."""
-    rows, width = x.shape
+def activation_backward(grad: Tensor, x: Tensor, kind: str) -> Tensor:
+    """The gradient before an activation."""
     out = torch.empty_like(x)
-    _activation_backward[(len(sums.shares), triton.cdiv(width, 128))](
-        grad, x, out, sums.shares, sums.shares.shape[1], sums.take(width), rows,
-        WIDTH=width, KIND=KINDS[kind], ROWS=16, COLUMNS=128,
-    )  # fmt: skip
+    _activation_backward[(triton.cdiv(x.numel(), 1024),)](grad, x, out, x.numel(), KIND=KINDS[kind], COUNT=1024)
     return out
 
 
