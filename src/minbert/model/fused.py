@@ -13,9 +13,10 @@ sums over rows (gradients of biases and norms) of all layers are finished togeth
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -40,7 +41,8 @@ MATRICES = 8  # of a layer: four weights with their biases
 PARAMETERS = 12  # of a layer: those, and its two norms
 SITES = 3  # places of a layer that drop something: attention, and before each norm
 SAVED = 11  # tensors that a layer keeps for its way back
-BESIDE = 12  # gradients of weights that may be under way while the way back goes on: those of two layers
+BESIDE = 12  # pieces of work that may be under way beside the way back: those of two layers
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -72,28 +74,28 @@ class Pass:
 
 
 class Beside:
-    """Products that nobody waits for until the end of the pass, on a stream of their own: the gradients of weights keep
-    the cores busy that the kernels on the way back, which wait for memory or are small, leave idle. Without a second
-    stream each is computed at once.
+    """Work that nobody waits for until the end of the pass, on a stream of its own: the gradients of weights keep the
+    cores busy that the kernels on the way back, which wait for memory or are small, leave idle. Without a second stream
+    it is done at once.
     """
 
     def __init__(self, stream: torch.cuda.Stream | None) -> None:
         self.stream = stream
-        self.under_way: deque[tuple[torch.cuda.Event, Tensor, Tensor]] = deque()
+        self.under_way: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
 
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """In float32. The factors are kept until it is done, so that nothing else gets their memory."""
+    def __call__(self, work: Callable[..., Found], *needed: Tensor) -> Found:
+        """What `work` makes of the tensors, which are kept until it is done, so that nothing else gets their memory."""
         if self.stream is None:
-            return product(left, right)
+            return work(*needed)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            found = product(left, right)
-        self.under_way.append((self.stream.record_event(), left, right))
+            found = work(*needed)
+        self.under_way.append((self.stream.record_event(), needed))
         self.wait(BESIDE)
         return found
 
     def wait(self, left: int = 0) -> None:
-        """Until at most `left` of them are under way."""
+        """Until at most `left` pieces of work are under way."""
         while len(self.under_way) > left:
             torch.cuda.current_stream().wait_event(self.under_way.popleft()[0])
 
@@ -202,41 +204,29 @@ class Encode(torch.autograd.Function):
         learns = [needed[EMBEDDINGS + PARAMETERS * number] for number in range(layers)]
         lowest = 0 if any(needed[:EMBEDDINGS]) or needed[-1] else learns.index(True) if any(learns) else layers
         grad = grad.contiguous()
-        beside = Beside(run.second)
+        beside, early = Beside(run.second), Beside(run.second)
+        embedded = any(needed[:EMBEDDINGS])
+        places = early(partial(_places, run.batch, ctx.heights, grad)) if embedded else None
         for number in reversed(range(lowest, layers)):
             kept = saved[2 + SAVED * number : 2 + SAVED * (number + 1)]
             weights = gammas[1 + 2 * number : 3 + 2 * number]
             at = EMBEDDINGS + PARAMETERS * number
-            grad, found = _layer_backward(
-                run, number, grad, kept, weights, shares, sums, ones, beside, learn=learns[number]
-            )
-            grads[at], grads[at + 1], grads[at + 2], grads[at + 4], grads[at + 5], grads[at + 6] = found
-        embedded = any(needed[:EMBEDDINGS])
-        if embedded:
-            rows, _ = norm_backward(
-                grad, summed, moments, gammas[0], Dropout(run.dropout, run.seeds, 0), sums, after=True
-            )
-            grads[:3] = _tables_backward(run.batch, rows, ctx.heights)
-        total = sums.add()
-        beside.wait()
-        place = 0
-
-        def take(size: int) -> Tensor:
-            nonlocal place
-            place += size
-            return total[place - size : place]
-
-        for number in reversed(range(lowest, layers)):  # in the order in which they were summed
-            at = EMBEDDINGS + PARAMETERS * number
-            second = take(width), take(width), take(width)
-            first = take(width), take(width), take(width)
-            if learns[number]:
-                grads[at + 3], grads[at + 7] = first[2], second[2]
-                grads[at + MATRICES : at + PARAMETERS] = [first[0], first[1], second[0], second[1]]
-        if embedded:
-            grads[3:EMBEDDINGS] = [take(width), take(width)]
+            learn = learns[number]
+            grad, found = _layer_backward(run, number, grad, kept, weights, shares, sums, ones, beside, learn=learn)
+            added = torch.split(beside(sums.add), width)
+            if learn:
+                gamma_2, beta_2, bias_down, gamma_1, beta_1, bias_out = added
+                w_qkv, b_qkv, w_out, w_up, b_up, w_down = found
+                grads[at : at + MATRICES] = [w_qkv, b_qkv, w_out, bias_out, w_up, b_up, w_down, bias_down]
+                grads[at + MATRICES : at + PARAMETERS] = [gamma_1, beta_1, gamma_2, beta_2]
         if shares is not None and run.bias is not None:
-            grads[-1] = bias_gradient(shares, run.bias)
+            grads[-1] = beside(partial(bias_gradient, bias=run.bias), shares)
+        if places is not None:
+            dropout = Dropout(run.dropout, run.seeds, 0)
+            rows, _ = norm_backward(grad, summed, moments, gammas[0], dropout, sums, after=True)
+            early.wait()
+            grads[:EMBEDDINGS] = [*places.gradients(rows), *torch.split(sums.add(), width)]
+        beside.wait()
         return None, *grads
 
 
@@ -288,32 +278,54 @@ def _layer_backward(
     found: list[Tensor | None] = [None] * 6
     round_2, grad_down = norm_backward(grad, sum_2, moments_2, gamma_2, drop_down, sums)
     if learn:
-        found[5] = beside.product(grad_down.t(), active)
+        found[5] = beside(product, grad_down.t(), active)
     grad_inner = activation_backward(grad_down @ w_down, inner, config.activation)
     if learn:
-        found[3:5] = beside.product(grad_inner.t(), middle), beside.product(ones, grad_inner)[0]  # the sum of the rows
+        found[3:5] = (
+            beside(product, grad_inner.t(), middle),
+            beside(product, ones, grad_inner)[0],
+        )  # the sum of the rows
     grad_middle = round_2.addmm_(grad_inner, w_up)
     round_1, grad_found = norm_backward(grad_middle, sum_1, moments_1, gamma_1, drop_out, sums)
     if learn:
-        found[2] = beside.product(grad_found.t(), mixed)
+        found[2] = beside(product, grad_found.t(), mixed)
     grad_qkv = attention_backward(
         grad_found @ w_out, qkv, mixed, lse, config.heads, run.blocks, run.bias, shares, drop_attention
     )
     if learn:
-        found[:2] = beside.product(grad_qkv.t(), x), beside.product(ones, grad_qkv)[0]
+        found[:2] = beside(product, grad_qkv.t(), x), beside(product, ones, grad_qkv)[0]
     return round_1.addmm_(grad_qkv, w_qkv), found
 
 
-def _tables_backward(batch: Packed, rows: Tensor, heights: Sequence[int]) -> list[Tensor | None]:
-    """Gradients of the token, position and segment tables."""
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the gradients of a batch's rows go in the embeddings' tables."""
+
+    tokens: tuple[Tensor, Tensor]
+    """Sorted, and from which row each is."""
+    table: Tensor
+    """Zeros, for the tokens' gradient."""
+    chosen: Tensor
+    """(positions + segments, rows), 1 where a row has that position or segment."""
+    positions: int
+
+    def gradients(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Of the token, position and segment tables."""
+        # Few different positions and segments, each in many rows: their sums are a product.
+        few = product(self.chosen, rows)
+        segments = few[self.positions :] if len(few) > self.positions else None
+        return scatter_rows(rows, *self.tokens, self.table), few[: self.positions], segments
+
+
+def _places(batch: Packed, heights: Sequence[int], like: Tensor) -> Places:
     tokens, positions, segments = heights
-    # Few different positions and segments, each in many rows: their sums are a product with 0 and 1.
-    numbers = torch.arange(positions + segments, device=rows.device, dtype=torch.int32)[:, None]
+    numbers = torch.arange(positions + segments, device=like.device, dtype=torch.int32)[:, None]
     chosen = numbers == batch.positions
     if segments:
         chosen = chosen | (numbers == batch.segments + positions)
-    tables = product(chosen.to(rows.dtype), rows)  # (positions + segments, width)
-    return [scatter_rows(rows, batch.ids, tokens), tables[:positions], tables[positions:] if segments else None]
+    table = torch.zeros((tokens, like.shape[1]), device=like.device, dtype=torch.float32)
+    sorted_ids, order = torch.sort(batch.ids, stable=True)
+    return Places((sorted_ids, order), table, chosen.to(like.dtype), positions)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:

@@ -247,13 +247,17 @@ class ColumnSums:
     def of(cls, columns: int, device: torch.device) -> ColumnSums:
         return cls(torch.empty((PROGRAMS, columns), device=device, dtype=torch.float32))
 
+    added: int = 0
+
     def take(self, columns: int) -> int:
         """The first of so many columns that are now the caller's."""
         self.used += columns
         return self.used - columns
 
     def add(self) -> Tensor:
-        return self.shares.sum(0)
+        """The sums of the columns that were taken since the last time."""
+        first, self.added = self.added, self.used
+        return self.shares[:, first : self.used].sum(0)
 
 
 def norm(
@@ -309,11 +313,9 @@ def embed(
     return out, summed, moments
 
 
-def scatter_rows(rows: Tensor, keys: Tensor, height: int) -> Tensor:
-    """A table of `height` rows in which row k is the sum of the rows with key k."""
+def scatter_rows(rows: Tensor, sorted_keys: Tensor, order: Tensor, table: Tensor) -> Tensor:
+    """Into row k of a table of zeros goes the sum of the rows with key k; the keys as `torch.sort` gives them."""
     count, width = rows.shape
-    table = torch.zeros((height, width), device=rows.device, dtype=torch.float32)
-    sorted_keys, order = torch.sort(keys, stable=True)
     columns = min(128, triton.next_power_of_2(width))
     _scatter_rows[(count, triton.cdiv(width, columns))](
         sorted_keys, order, rows, table, count, WIDTH=width, COLUMNS=columns, num_warps=1
