@@ -49,7 +49,6 @@ format: $(VENV)/.dev  ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.dev $(MINBERT_HOME)/encoders/minilm/config.json  ## ours against the peers on this CPU, each in one run
-	SHARED=$(SHARED) $(BIN)/python -m bench.embed
 	$(BIN)/python -m bench.optimizers
 	SHARED=$(SHARED) $(BIN)/python -m bench.encode
 	for part in train pairs heads scaling; do SHARED=$(SHARED) $(BIN)/python -m bench.$$part --device cpu || exit 1; done

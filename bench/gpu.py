@@ -41,8 +41,8 @@ def encode(settings: Settings) -> None:
 
 
 def profiles(settings: Settings) -> None:
-    for kernels in ("plain", "auto"):
-        profile.measure(settings, kernels)
+    for kernels, model in (("plain", "minilm"), ("auto", "minilm"), ("auto", "mpnet")):
+        profile.measure(settings, kernels, model)
 
 
 PARTS: dict[str, tuple[str, Callable[[Settings], Any]]] = {

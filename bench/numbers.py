@@ -17,7 +17,7 @@ from pathlib import Path
 from bench import scores, tables
 
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"(<!-- numbers:([a-z-]+) -->\n)(.*?)(<!-- /numbers -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- numbers:([a-z0-9-]+) -->\n)(.*?)(<!-- /numbers -->)", re.DOTALL)
 
 
 def parity() -> str:

@@ -119,8 +119,9 @@ def measure(settings: Settings, kernels: str, name: str = "minilm") -> dict[str,
         **found,
         **settings.about(),
     }
-    content["command"] = f"python -m bench.profile --kernels {kernels} --device {settings.device.type}"
-    save(settings.out, f"profile-{kernels}-{settings.device.type}", content)
+    content["command"] = f"python -m bench.profile --kernels {kernels} --model {name} --device {settings.device.type}"
+    which = "" if name == "minilm" else f"-{name}"
+    save(settings.out, f"profile-{kernels}{which}-{settings.device.type}", content)
     busy = "" if found["busy"] is None else f"  busy {found['busy']:.0%}"
     print(f"{f'profile {kernels}':24} {found['step_milliseconds']:9.2f} ms a step{busy}", flush=True)
     return content
