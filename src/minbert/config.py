@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from minbert.errors import MinbertError, shown, suggest
-from minbert.tasks import BUILT_IN, CONTRASTIVE, PoolingName, Task, check_task
+from minbert.tasks import BUILT_IN, CONTRASTIVE, Kind, PoolingName, Task, check_task
 
 EMBEDDED = "embedded"
 SEVERAL = ("all", "mixed")  # the samplers whose steps have several tasks
@@ -352,7 +352,7 @@ def _task(name: str, row: Any, where: str) -> Task:
         if "kind" not in row:
             raise MinbertError(
                 f"{spot} has no kind and is not built in{suggest(name, BUILT_IN)}; "
-                'expected kind = "classification", "regression", "pair-classification", "pair-regression" or "contrastive"'
+                f"expected kind to be one of: {', '.join(get_args(Kind))}"
             )
         return _build(Task, row, spot, name=name)
     known = {item.name: getattr(BUILT_IN[like], item.name) for item in fields(Task)}
