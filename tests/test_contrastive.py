@@ -27,12 +27,9 @@ from minbert.evaluation.results import compare_runs, read_predictions
 from minbert.experiment import evaluate_model, train
 from minbert.model.heads import build_head
 from minbert.model.multitask import MultitaskModel, encode_pooled, outputs_of, ready
-from minbert.model.runner import FusedRunner
 from minbert.tasks import CONTRASTIVE, HEADS, LOSSES, Task, check_task
 from minbert.training.contrastive import anchors_of, build_contrastive
-from minbert.training.gradients import add_gradients
 from minbert.training.losses import UncertaintyWeighting, build_loss
-from minbert.training.step import TrainStep
 from minbert.training.trainer import InChunks, OneByOne
 from tests.models import PAIRS, TEXTS, make, shake
 from tests.runs import Listener, Stopped, small_recipe, small_trainer, unlike
@@ -729,24 +726,6 @@ def test_a_run_in_chunks_goes_on_bit_for_bit(tiny_encoder: Path, texts: Path, tm
         train(recipe, out=tmp_path / "stopped", watcher=Listener(at_step=at), **options)
     train(recipe, out=tmp_path / "stopped", resume=True, **options)
     assert unlike(tmp_path / "whole", tmp_path / "stopped") == []
-
-
-def test_a_batch_in_chunks_on_our_kernels() -> None:
-    """Where there is a GPU: dropout's seeds are drawn on it, and put back with its random state."""
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    from tests.laid_out import batch_of, model_of, recipe_of
-
-    tables = {"sst": {}, "sts": {"head": "cosine", "loss": "info-nce", "temperature": 0.5}}
-    recipe = recipe_of(tasks=tables)
-    model = model_of(recipe, "mean", dropout=0.1).to("cuda")
-    model.runner = FusedRunner(model.encoder, "fp32")
-    work = TrainStep(recipe, model, rule=add_gradients, precision="fp32")
-    chunks = [batch_of([], [3, 5, 2, 4], seed=seed) for seed in (1, 2)]
-    seen: list[Tensor] = []
-    model.register_forward_hook(lambda _module, _given, found: seen.append(found["sts"].detach()))
-    work.gradient_cached(chunks)
-    assert all(torch.equal(one, two) for one, two in zip(seen[:2], seen[2:], strict=True))
 
 
 def test_anchors_are_rows_with_a_partner() -> None:
