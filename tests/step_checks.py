@@ -77,6 +77,41 @@ def a_laid_out_batch_of_long_sequences(device: torch.device) -> None:
     all_near(gradients(fused.model), gradients(plain.model))
 
 
+CONTRASTIVE = {"sst": {}, "sts": {"head": "cosine", "loss": "info-nce", "temperature": 0.2}}
+
+
+@checks.add
+def a_laid_out_contrastive_batch(device: torch.device) -> None:
+    """Rows that fill the layout are no candidates, though they are texts of the batch."""
+    batch = batch_of([3, 9, 1], [2, 4, 4, 8, 1, 5, 3, 3, 7, 2])
+    plain, fused = (step_of(fused=fused, pooling="mean", device=device, tasks=CONTRASTIVE) for fused in (False, True))
+    plain.gradient(ready(batch, plain.model.encoder))
+    with SMALL:
+        laid = staged(batch, fused.model.encoder.config, 2)
+    assert {task: rows for task, _, rows in laid.layout.parts} == {"sst": 8, "sts": 8}
+    fused.gradient(laid.layout.batch(laid.block.to(device)))
+    near(fused.totals, plain.totals, "losses")
+    assert fused.totals[1, 0] > 0
+    all_near(gradients(fused.model), gradients(plain.model))
+
+
+@checks.add
+def chunks_are_dropped_out_the_same_way_twice(device: torch.device) -> None:
+    """The seeds of our kernels' dropout come from the random state that is put back."""
+    recipe = recipe_of(tasks=CONTRASTIVE)
+    model = model_of(recipe, "mean", dropout=0.1).to(device)
+    model.runner = FusedRunner(model.encoder, "fp32")
+    step = TrainStep(recipe, model, rule=add_gradients, precision="fp32")
+    seen: list[torch.Tensor] = []
+    model.register_forward_hook(lambda _module, _given, found: seen.append(found["sts"].detach().clone()))
+    step.gradient_cached([batch_of([], [3, 5, 2, 4], seed=seed) for seed in (1, 2)])
+    assert len(seen) == 4
+    assert torch.equal(seen[0], seen[2]), "first chunk"
+    assert torch.equal(seen[1], seen[3]), "second chunk"
+    step.gradient_cached([batch_of([], [3, 5, 2, 4], seed=1)])
+    assert not torch.equal(seen[4], seen[0]), "another step, other dropout"
+
+
 @checks.add
 def unrecorded_graphs_are_steps(device: torch.device) -> None:
     """Three batches of two layouts, updates included; the rates come with the batch."""

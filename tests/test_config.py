@@ -278,7 +278,7 @@ def test_a_users_own_task() -> None:
     )
     assert refusal(lambda: parse("[tasks.mood]")) == (
         "recipe: [tasks.mood] has no kind and is not built in; "
-        'expected kind = "classification", "regression", "pair-classification" or "pair-regression"'
+        "expected kind to be one of: classification, regression, pair-classification, pair-regression, contrastive"
     )
     message = refusal(lambda: parse("[tasks.x]\nkind = 'pair'"))
     assert message.startswith('recipe: [tasks.x]: kind is "pair"')
@@ -374,7 +374,7 @@ SINGLE = ("linear", "mlp")
                 {"head": head, "loss": "cosine-mse"},
                 f'[tasks.sts] loss "cosine-mse" needs a cosine head; found "{head}',
             )
-            for head in sorted({*HEADS} - {"cosine", "projected-cosine", "cosine-1d"})
+            for head in sorted({*HEADS} - {"cosine", "projected-cosine", "cosine-1d", "simcse"})
         ),
     ],
 )

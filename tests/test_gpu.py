@@ -134,6 +134,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "max": {"model": {"pooling": "max"}},
     "pooler": {"model": {"pooling": "pooler"}},
     "two views": {"tasks": {"sts": {"head": "cosine"}, "quora": {"head": "interaction"}}},
+    "contrastive": {
+        "tasks": {
+            "sts": {"head": "cosine", "loss": "info-nce", "temperature": 0.5},
+            "quora": {"kind": "contrastive", "head": "simcse", "loss": "mnr", "temperature": 0.5},
+        }
+    },
 }
 
 

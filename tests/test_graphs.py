@@ -158,7 +158,13 @@ def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
     return checks.run(checks.interpreted)
 
 
-CHECKS = ["a_laid_out_batch_is_the_batch", "a_laid_out_batch_of_long_sequences", "unrecorded_graphs_are_steps"]
+CHECKS = [
+    "a_laid_out_batch_is_the_batch",
+    "a_laid_out_batch_of_long_sequences",
+    "a_laid_out_contrastive_batch",
+    "chunks_are_dropped_out_the_same_way_twice",
+    "unrecorded_graphs_are_steps",
+]
 
 
 @pytest.mark.parametrize("name", CHECKS)

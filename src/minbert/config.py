@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from minbert.errors import MinbertError, shown, suggest
-from minbert.tasks import BUILT_IN, PoolingName, Task, check_task
+from minbert.tasks import BUILT_IN, CONTRASTIVE, Kind, PoolingName, Task, check_task
 
 EMBEDDED = "embedded"
 SEVERAL = ("all", "mixed")  # the samplers whose steps have several tasks
@@ -95,6 +95,9 @@ class TrainingConfig:
     """Tokens of a batch, padding counted, at most; 0: only the rows count."""
     accumulate: int = 1
     """Batches whose gradients are added before a step of the optimizer."""
+    cache_rows: int = 0
+    """Of a batch with a contrastive loss, rows that are encoded at a time, so that memory does not limit the batch
+    (GradCache; costs a second forward pass); 0: all of them at once."""
     mode: Literal["finetune", "pretrain", "unfreeze"] = "finetune"
     """Train everything; only the heads, the encoder frozen; or one more layer each epoch, from the top."""
     loss_weighting: Literal["sum", "mean", "uncertainty"] = "sum"
@@ -173,6 +176,7 @@ LIMITS = {
     "training.batch_size": (1, math.inf),
     "training.batch_tokens": (0, math.inf),
     "training.accumulate": (1, math.inf),
+    "training.cache_rows": (0, math.inf),
     "training.gradvac_beta": (0, 1),
     "training.cagrad_c": (0, 10),
     "training.ema": (0, 0.999999),
@@ -294,6 +298,7 @@ def _check(recipe: Recipe, where: str) -> None:
             f'{where}: training.gradients is "{training.gradients}", with {found}; '
             f"expected several tasks in a step: two tasks or more, and sampler.kind {several}"
         )
+    _check_contrastive(recipe, where)
     for key, (low, high) in LIMITS.items():
         for spot, number in _numbers(key, attrgetter(key)(recipe)):
             if not low <= number <= high:
@@ -302,6 +307,26 @@ def _check(recipe: Recipe, where: str) -> None:
     for task in recipe.tasks:
         if not task.train and not task.dev and not task.test:
             raise MinbertError(f"{where}: [tasks.{task.name}] has no files; expected train and dev")
+
+
+def _check_contrastive(recipe: Recipe, where: str) -> None:
+    training = recipe.training
+    if training.cache_rows > 0 and training.gradients != "sum":
+        raise MinbertError(
+            f'{where}: training.cache_rows is {training.cache_rows} with training.gradients "{training.gradients}", '
+            'which looks at each task\'s gradient by itself; expected cache_rows 0, or gradients "sum"'
+        )
+    if training.cache_rows > 0 and not any(task.loss in CONTRASTIVE for task in recipe.tasks):
+        raise MinbertError(
+            f"{where}: training.cache_rows is {training.cache_rows}, and no task has a contrastive loss "
+            f"({', '.join(CONTRASTIVE)}); expected 0: other losses take smaller batches and training.accumulate"
+        )
+    for task in recipe.tasks:
+        if training.loss_weighting == "uncertainty" and task.loss == "info-nce-printed":
+            raise MinbertError(
+                f'{where}: training.loss_weighting is "uncertainty", and the loss of {task.name}, "{task.loss}", can be '
+                'negative, where a learned weight has no bound; expected "sum" or "mean", or the loss "info-nce"'
+            )
 
 
 def _numbers(key: str, value: Any) -> list[tuple[str, float]]:
@@ -318,18 +343,22 @@ def _task(name: str, row: Any, where: str) -> Task:
     row = dict(row)
     like = row.pop("like", name)
     spot = f"{where}: [tasks.{name}]"
+    no_labels = row.get("kind") == "contrastive"
+    if no_labels:
+        row.setdefault("head", "cosine")
     if like not in BUILT_IN:
         if like != name:
             raise MinbertError(f'{spot} like is "{like}"{suggest(like, BUILT_IN)}; built in: {", ".join(BUILT_IN)}')
         if "kind" not in row:
             raise MinbertError(
                 f"{spot} has no kind and is not built in{suggest(name, BUILT_IN)}; "
-                'expected kind = "classification", "regression", "pair-classification" or "pair-regression"'
+                f"expected kind to be one of: {', '.join(get_args(Kind))}"
             )
         return _build(Task, row, spot, name=name)
     known = {item.name: getattr(BUILT_IN[like], item.name) for item in fields(Task)}
     changed = _build(Task, {"kind": BUILT_IN[like].kind, **row}, spot, name=name)
-    return replace(changed, **{key: value for key, value in known.items() if key not in row and key != "name"})
+    own = {"name", *row, *(("kind", "label", "classes") if no_labels else ())}
+    return replace(changed, **{key: value for key, value in known.items() if key not in own})
 
 
 def _build(cls: Any, raw: Mapping[str, Any], where: str, **given: Any) -> Any:

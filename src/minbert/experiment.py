@@ -24,7 +24,7 @@ import torch
 from minbert.atomic import write_text
 from minbert.config import Recipe, as_dict, data_folder, differences, parse_recipe, read_recipe, to_toml
 from minbert.data.cache import TokenCache
-from minbert.data.inputs import Inputs, tokenize
+from minbert.data.inputs import Inputs, tokenize, tokenize_view
 from minbert.data.raw import Examples, fingerprint, read_split
 from minbert.data.tokenizer import Tokenizer
 from minbert.delivery.backends import Precision, choose_backend
@@ -32,12 +32,13 @@ from minbert.delivery.predictor import Predictor
 from minbert.encoders import find_encoder
 from minbert.errors import MinbertError, shown
 from minbert.evaluation.evaluate import Evaluation, choose_decision, evaluate_task, labels_of, overall, quick_scores
+from minbert.evaluation.geometry import PURPOSE, Geometry, measure, positives, sample
 from minbert.evaluation.results import environment, gap, write_json, write_predictions
 from minbert.machine import set_threads
-from minbert.model.multitask import MultitaskModel, outputs_of
+from minbert.model.multitask import MultitaskModel, encode_pooled, outputs_of, vectors_pooled
 from minbert.model.pretrained import load_folder
 from minbert.model.saved import Manifest, build_model, load_model, save_model, update_manifest
-from minbert.tasks import Task
+from minbert.tasks import HEADS, Task
 from minbert.training.trainer import Silent, Trainer, Watcher
 
 
@@ -265,7 +266,7 @@ def _with_files_of(known: Mapping[str, Task], other: Task) -> Task:
     """The model's own task, reading the files and columns that another row of its name gives."""
     if other.name not in known:
         raise MinbertError(f'the model has no task "{other.name}"; it has: {", ".join(known)}')
-    read = ("dev", "id", "text", "text2", "label", "normalise")
+    read = ("dev", "id", "text", "text2", "text3", "label", "normalise")
     return replace(known[other.name], **{name: getattr(other, name) for name in read})
 
 
@@ -334,7 +335,7 @@ def _finish(
     device: torch.device,
 ) -> dict[str, Any]:
     """Score the chosen model in full, choose its decisions on dev, and write results.json."""
-    model, _, manifest = load_model(folder / "model", device=str(device))
+    model, tokenizer, manifest = load_model(folder / "model", device=str(device))
     rng = np.random.default_rng([recipe.seed, 4])
     dev: dict[str, Evaluation] = {}
     seen: dict[str, Evaluation] = {}
@@ -350,6 +351,11 @@ def _finish(
         if sample:
             rows = sample[task.name]
             seen[task.name] = evaluate_task(task, labels_of(rows), outputs_of(model, rows), rng=rng, samples=200)
+    geometry = {
+        task.name: _geometry(model, tokenizer, task, prepared.examples["dev"][task.name], recipe).summary()
+        for task in recipe.tasks
+        if task.answers_pairs
+    }
     tasks = {task.name: task for task in recipe.tasks}
     scores = {name: found.score for name, found in dev.items()}
     results = {
@@ -371,6 +377,7 @@ def _finish(
             for name, found in tuned.items()
             if tasks[name].is_classification
         },
+        "geometry": geometry,
         "steps": trainer.step,
         "planned_steps": trainer.plan.steps,
         "rows": trainer.rows,
@@ -383,3 +390,20 @@ def _finish(
     update_manifest(folder / "model", replace(manifest, decisions=decisions, scores=scored))
     write_json(folder / "results.json", results)
     return results
+
+
+def _geometry(model: MultitaskModel, tokenizer: Tokenizer, task: Task, examples: Examples, recipe: Recipe) -> Geometry:
+    """How the texts of a sample of pairs lie to each other. They are read one by one, whatever the task's head reads:
+    their vectors are those that the head compares, or else the pooled ones."""
+    rng = np.random.default_rng([recipe.seed, PURPOSE])
+    rows = sample(len(examples), rng)
+    columns = [examples.texts] if examples.pairs is None else [examples.texts, examples.pairs]
+    how, limit = model.poolings[task.name], min(recipe.model.max_tokens, tokenizer.positions)
+    pooled = []
+    for column in columns:
+        tokens = tokenize_view("first", tokenizer, [column[row] for row in rows], None, limit)
+        pooled.append(encode_pooled(model.runner, tokens, [how])[how])
+    compares = HEADS[task.head].compares
+    vectors = [vectors_pooled(model, task.name, [view]) if compares else view for view in pooled]
+    labels = None if examples.labels is None else examples.labels[rows]
+    return measure(vectors, positives(task, labels), rng, of=task.head if compares else how)

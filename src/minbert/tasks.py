@@ -1,6 +1,7 @@
 """THE TABLE: what a task is made of. A new task is a new row, here or in a recipe's TOML.
 
-A task reads one text or two, from a file's columns, and answers with a class or a number. Which heads and losses
+A task reads one text or two, from a file's columns, and answers with a class or a number; a contrastive one has no
+labels and learns which texts belong together (docs/contrastive.md). Which heads and losses
 there are, and which go together, stands here too, so that a recipe that asks for nonsense is refused when it is read
 and not after an hour of training. How they compute is in `model/heads.py` and `training/losses.py`.
 """
@@ -12,10 +13,10 @@ from typing import Literal
 
 from minbert.errors import MinbertError, suggest
 
-Kind = Literal["classification", "regression", "pair-classification", "pair-regression"]
+Kind = Literal["classification", "regression", "pair-classification", "pair-regression", "contrastive"]
 PoolingName = Literal["cls", "pooler", "mean", "max"]
-View = Literal["first", "second", "joint", "reversed"]
-"""A way to read a row: its first text, its second, both as one input, both the other way round."""
+View = Literal["first", "second", "third", "joint", "reversed"]
+"""A way to read a row: its first text, its second, its third, the first two as one input, the other way round."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Task:
     """Column with the text, or with the first of two."""
     text2: str = ""
     """Column with the second text of a pair."""
+    text3: str = ""
+    """Column with a third text, the hard negative of a contrastive task."""
     label: str = "label"
     """Column with the class or the score. A row where it is empty has no label for this task."""
     classes: tuple[str, ...] = ()
@@ -43,7 +46,8 @@ class Task:
     high: float = 5.0
     """The scale of a score."""
     head: str = "linear"
-    """See HEADS. On a pair `linear` and `mlp` read both texts as one input."""
+    """See HEADS. On a pair `linear` and `mlp` read both texts as one input. In a recipe a contrastive task has `cosine`
+    where it names none."""
     loss: str = ""
     """See LOSSES; empty: the usual one for the kind."""
     metric: str = ""
@@ -55,9 +59,12 @@ class Task:
     hidden: int = 0
     """Width of the head's hidden layer or projection; 0: as wide as the encoder."""
     scale: float = 0.0
-    """What a cosine is multiplied with; 0: the top of the scale (5 for classes)."""
+    """What a cosine is multiplied with; 0: the top of the scale (5 for classes, 1 for a contrastive task)."""
     threshold: float = 0.0
-    """For bce-threshold: scores above it count as 1; 0: the middle of the scale."""
+    """For bce-threshold: scores above it count as 1; for the contrastive losses: the pair belongs together. 0: the
+    middle of the scale."""
+    temperature: float = 0.0
+    """For the contrastive losses: what a cosine is divided by; 0: the usual one of the loss, see CONTRASTIVE."""
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
     """One factor a class for the loss, for instance to undo a skewed training set."""
@@ -68,7 +75,12 @@ class Task:
 
     @property
     def is_pair(self) -> bool:
-        return self.kind.startswith("pair-")
+        return self.kind.startswith("pair-") or (self.is_contrastive and bool(self.text2))
+
+    @property
+    def is_contrastive(self) -> bool:
+        """Has no labels: each row says that its texts belong together."""
+        return self.kind == "contrastive"
 
     @property
     def is_classification(self) -> bool:
@@ -76,8 +88,20 @@ class Task:
 
     @property
     def views(self) -> tuple[View, ...]:
-        """How the head wants a row read."""
+        """How the head wants a row read; of a contrastive task with one column, the same text twice."""
+        if self.is_contrastive:
+            return ("first", "second", "third") if self.text3 else TWO if self.text2 else ("first", "first")
         return HEADS[self.head].pair_views if self.is_pair else ("first",)
+
+    @property
+    def answers_pairs(self) -> bool:
+        """Whether an answer is about two texts; of a contrastive task it always is."""
+        return self.is_pair or self.is_contrastive
+
+    @property
+    def answer_views(self) -> tuple[View, ...]:
+        """What an answer is made of: what the head reads, but of a contrastive task two texts."""
+        return TWO if self.is_contrastive else self.views
 
     @property
     def outputs(self) -> int:
@@ -86,7 +110,8 @@ class Task:
 
     @property
     def metric_name(self) -> str:
-        return self.metric or ("accuracy" if self.is_classification else "pearson")
+        usual = "retrieval" if self.is_contrastive else "accuracy" if self.is_classification else "pearson"
+        return self.metric or usual
 
 
 @dataclass(frozen=True)
@@ -99,6 +124,9 @@ class HeadRow:
     """Serves tasks with one text too."""
     one_output: bool = False
     never_negative: bool = False
+    compares: bool = False
+    """Gives a vector for each text, which a contrastive loss can compare."""
+    only_contrastive: bool = False
 
 
 TWO: tuple[View, ...] = ("first", "second")
@@ -109,10 +137,13 @@ HEADS = {
     "concat": HeadRow(TWO, "[u, v], dropout, linear"),
     "difference": HeadRow(TWO, "u - v, dropout, linear"),
     "interaction": HeadRow(TWO, "[|u - v|, u * v], dropout, linear, ReLU, linear"),
-    "cosine": HeadRow(TWO, "cos(u, v) times the scale", one_output=True),
-    "projected-dot": HeadRow(TWO, "dot product of two projections", one_output=True),
+    "cosine": HeadRow(TWO, "cos(u, v) times the scale", one_output=True, compares=True),
+    "projected-dot": HeadRow(TWO, "dot product of two projections", one_output=True, compares=True),
     "projected-cosine": HeadRow(
-        TWO, "ReLU of the projections' cosine, times the scale", one_output=True, never_negative=True
+        TWO, "ReLU of the projections' cosine, times the scale", one_output=True, never_negative=True, compares=True
+    ),
+    "simcse": HeadRow(
+        TWO, "cosine; while training, of a linear layer + tanh", one_output=True, compares=True, only_contrastive=True
     ),
     "cosine-1d": HeadRow(TWO, "cosine after a layer to one number (only its sign is left)", one_output=True),
     "ph": HeadRow(BOTH, "both orders, a linear layer each, their logits into a last layer"),
@@ -120,7 +151,12 @@ HEADS = {
     "dpha": HeadRow(BOTH, "dph with a tanh before the last layer"),
 }
 
-COSINES = ("cosine", "projected-cosine", "cosine-1d")
+COSINES = ("cosine", "projected-cosine", "cosine-1d", "simcse")
+
+CONTRASTIVE = {"simcse": 0.05, "mnr": 0.05, "info-nce": 0.007, "info-nce-printed": 0.007}
+"""The losses that compare a batch's vectors with each other, and their usual temperatures: SimCSE's, that of
+sentence-transformers (a scale of 20), and Gulluk's."""
+TOGETHER: tuple[Kind, ...] = ("contrastive", "pair-classification", "pair-regression")
 
 LOSSES: dict[str, tuple[Kind, ...]] = {
     "cross-entropy": ("classification", "pair-classification"),
@@ -129,6 +165,7 @@ LOSSES: dict[str, tuple[Kind, ...]] = {
     "cosine-mse": ("pair-regression",),
     "cosent": ("pair-regression",),
     "bce-threshold": ("regression", "pair-regression"),
+    **dict.fromkeys(CONTRASTIVE, TOGETHER),
 }
 METRIC_NAMES = {
     True: ("accuracy", "macro-f1", "mean-class-accuracy", "roc-auc"),
@@ -170,6 +207,9 @@ def check_task(task: Task) -> Task:
         raise MinbertError(f'a task is named "{task.name}"; expected a name without / \\ . and *')
     if task.is_pair and not task.text2:
         raise MinbertError(f"{where} text2 is empty; a {task.kind} task reads two columns")
+    if task.text3 and not (task.is_contrastive and task.text2):
+        only = "a contrastive task with text2 has a third" if task.is_contrastive else "only a contrastive task has one"
+        raise MinbertError(f'{where} text3 is "{task.text3}"; {only}')
     if not task.is_pair and task.text2:
         raise MinbertError(f'{where} text2 is "{task.text2}"; a {task.kind} task reads one column')
     if task.is_classification and len(task.classes) < 2:
@@ -185,7 +225,8 @@ def check_task(task: Task) -> Task:
     _check_head(task, HEADS[task.head], where)
     _check_numbers(task, where)
     if task.metric:
-        _known(task.metric, METRIC_NAMES[task.is_classification], f"{where} metric")
+        names = ("retrieval",) if task.is_contrastive else METRIC_NAMES[task.is_classification]
+        _known(task.metric, names, f"{where} metric")
     return task
 
 
@@ -197,10 +238,13 @@ def _with_loss(task: Task, where: str) -> Task:
     )
     if task.is_classification and HEADS[task.head].one_output:
         usual = "bce"
+    if task.is_contrastive:
+        usual = "simcse"
     task = replace(
         task,
         loss=task.loss or usual,
-        scale=task.scale or (5.0 if task.is_classification else task.high),
+        scale=task.scale or (5.0 if task.is_classification else 1.0 if task.is_contrastive else task.high),
+        temperature=task.temperature or CONTRASTIVE.get(task.loss or usual, 0.0),
         threshold=task.threshold or (task.low + task.high) / 2,
     )
     _known(task.loss, LOSSES, f"{where} loss")
@@ -208,11 +252,21 @@ def _with_loss(task: Task, where: str) -> Task:
         raise MinbertError(f'{where} loss is "{task.loss}", which is not for {task.kind}; expected {_losses_for(task)}')
     if task.loss == "bce" and len(task.classes) != 2:
         raise MinbertError(f'{where} loss is "bce" with {len(task.classes)} classes; expected 2, or "cross-entropy"')
+    if task.loss in CONTRASTIVE and task.is_classification and len(task.classes) != 2:
+        found = f'loss is "{task.loss}" with {len(task.classes)} classes'
+        raise MinbertError(f"{where} {found}; expected 2, the second of which says that a pair belongs together")
     return task
 
 
 def _check_head(task: Task, row: HeadRow, where: str) -> None:
-    if not task.is_pair and not row.single:
+    contrastive = task.loss in CONTRASTIVE
+    if (contrastive and not row.compares) or (row.only_contrastive and not contrastive):
+        heads = [name for name, head in HEADS.items() if head.compares]
+        expected = f"a head that gives vectors to compare: {', '.join(heads)}"
+        if not contrastive:
+            expected = f"a contrastive loss: {', '.join(CONTRASTIVE)}"
+        raise MinbertError(f'{where} head is "{task.head}" and loss "{task.loss}"; expected {expected}')
+    if not task.answers_pairs and not row.single:
         single = ", ".join(name for name, head in HEADS.items() if head.single)
         raise MinbertError(
             f'{where} head is "{task.head}", which reads two texts; a {task.kind} task has one: {single}'
@@ -241,7 +295,13 @@ def _check_numbers(task: Task, where: str) -> None:
         raise MinbertError(f"{where} class_weights holds {min(task.class_weights)}; expected 0 or more")
     if task.scale <= 0 and (task.head in COSINES or task.loss == "cosent"):
         raise MinbertError(f"{where} scale is {task.scale}; expected more than 0")
-    if task.loss == "bce-threshold" and not task.low < task.threshold < task.high:
+    if task.loss in CONTRASTIVE and (task.label_smoothing or task.class_weights):
+        raise MinbertError(f'{where} loss "{task.loss}" has no use for label_smoothing and class_weights')
+    if task.temperature < 0 or (task.temperature and task.loss not in CONTRASTIVE):
+        expected = "more than 0" if task.temperature < 0 else f"it with a contrastive loss: {', '.join(CONTRASTIVE)}"
+        raise MinbertError(f'{where} temperature is {task.temperature} with loss "{task.loss}"; expected {expected}')
+    by_score = task.loss == "bce-threshold" or (task.loss in CONTRASTIVE and task.kind == "pair-regression")
+    if by_score and not task.low < task.threshold < task.high:
         raise MinbertError(f"{where} threshold is {task.threshold}; expected it between {task.low} and {task.high}")
 
 

@@ -152,7 +152,7 @@ class _Rows:
     """A split as rows are compared: their texts in lower case, white space folded, a pair in either order."""
 
     def __init__(self, examples: Examples) -> None:
-        columns = [examples.texts, *([] if examples.pairs is None else [examples.pairs])]
+        columns = [column for column in (examples.texts, examples.pairs, examples.thirds) if column is not None]
         folded = ([" ".join(text.lower().split()) for text in column] for column in columns)
         self.examples = examples
         self.texts = list(zip(*folded, strict=True))
@@ -199,7 +199,7 @@ def _read(task: Task, split: Split, folder: Path, problems: list[Problem], notes
 
 
 def _balance(task: Task, examples: Examples) -> dict[str, int]:
-    if examples.labels is None:
+    if examples.labels is None or task.is_contrastive:
         return {}
     if task.is_classification:
         return class_counts(examples.labels, task.classes)
@@ -226,7 +226,7 @@ def _lengths(task: Task, examples: Examples, count_tokens: CountTokens | None, m
     if "joint" in task.views:
         found = count(examples.texts, examples.pairs)
     else:
-        columns = [examples.texts, *([] if examples.pairs is None else [examples.pairs])]
+        columns = [column for column in (examples.texts, examples.pairs, examples.thirds) if column is not None]
         found = np.max([count(column, None) for column in columns], axis=0)
     numbers = np.percentile(found, list(PERCENTILES.values()), method="higher").astype(int).tolist()
     powers, rows = np.unique(np.ceil(np.log2(np.maximum(found, 1))).astype(int), return_counts=True)

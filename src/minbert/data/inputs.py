@@ -37,9 +37,15 @@ class Inputs:
         """What a row costs: the length of its longest view."""
         return np.max([view.lengths for view in self.views], axis=0)
 
+    @property
+    def answer_views(self) -> tuple[Tokens, ...]:
+        """Those that an answer is made of: of a contrastive task the first two."""
+        return self.views[: len(self.task.answer_views)]
+
     def take(self, rows: NDArray[np.integer]) -> Inputs:
         labels = None if self.labels is None else self.labels[rows]
-        return Inputs(self.task, tuple(view.take(rows) for view in self.views), labels, self.truncation)
+        taken = {view: view.take(rows) for view in self.views}
+        return Inputs(self.task, tuple(taken[view] for view in self.views), labels, self.truncation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +81,7 @@ def tokenize_view(
     pairs: Sequence[str] | None,
     max_tokens: int,
     *,
+    thirds: Sequence[str] | None = None,
     cache: TokenCache | None = None,
 ) -> Tokens:
     """The sequences of one way to read the rows."""
@@ -84,6 +91,8 @@ def tokenize_view(
         return encode(texts, max_tokens=max_tokens)
     if view == "second":
         return encode(second, max_tokens=max_tokens)
+    if view == "third":
+        return encode(thirds or (), max_tokens=max_tokens)
     if view == "joint":
         return encode(texts, second, max_tokens=max_tokens)
     return encode(second, texts, max_tokens=max_tokens)
@@ -95,8 +104,12 @@ def tokenize(
     """A split as its task's head reads it."""
     limit = min(max_tokens, tokenizer.positions)
     columns = examples.texts, examples.pairs
-    views = tuple(tokenize_view(view, tokenizer, *columns, limit, cache=cache) for view in task.views)
-    return Inputs(task, views, examples.labels, sum((view.truncation for view in views), Truncation()))
+    views = {
+        view: tokenize_view(view, tokenizer, *columns, limit, thirds=examples.thirds, cache=cache)
+        for view in dict.fromkeys(task.views)  # one that is read twice is tokenized once
+    }
+    truncation = sum((tokens.truncation for tokens in views.values()), Truncation())
+    return Inputs(task, tuple(views[view] for view in task.views), examples.labels, truncation)
 
 
 def collate(step: Step, data: Mapping[str, Inputs]) -> Batch:

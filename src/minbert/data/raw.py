@@ -1,4 +1,4 @@
-"""Files to examples: CSV, TSV, JSON lines and Parquet, as people have them.
+"""Files to examples: CSV, TSV, JSON lines and Parquet, as people have them; and plain text, where a text is all.
 
     examples = read_split(task, "dev", Path("data"))
 
@@ -16,6 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -63,6 +64,8 @@ class Examples:
     """Rows not used, counted by reason."""
     files: Mapping[str, str] = field(default_factory=dict)
     """sha256 of each file that was read."""
+    thirds: list[str] | None = None
+    """Hard negatives."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -95,12 +98,13 @@ def read_split(task: Task, split: Split, folder: Path, *, on_problem: Report | N
         raise MinbertError(f"[tasks.{task.name}] names no {split} files; expected at least one")
     paths = resolve(names, folder)
     report = on_problem or _refuse
-    ids, texts, pairs, labels, lines = [], [], [], [], []
+    ids, texts, pairs, thirds, labels, lines = [], [], [], [], [], []
     skipped: Counter[str] = Counter()
     labelled = split != "test"
     for path in paths:
         columns = _Columns(task, path, labelled)
-        for line, row in read_rows(path, on_problem=report):
+        plain = task.text if is_plain(task, path) else ""
+        for line, row in read_rows(path, on_problem=report, plain=plain):
             if (wrong := columns.check(row)) is not None:
                 report(Problem(path, 0, wrong))
                 break
@@ -112,10 +116,11 @@ def read_split(task: Task, split: Split, folder: Path, *, on_problem: Report | N
             except MinbertError as error:
                 report(Problem(path, line, str(error)))
                 continue
-            name, text, pair, label = found
+            name, text, pair, third, label = found
             ids.append(name)
             texts.append(text)
             pairs.append(pair)
+            thirds.append(third)
             labels.append(label)
             lines.append((path, line))
     if not texts:
@@ -130,13 +135,22 @@ def read_split(task: Task, split: Split, folder: Path, *, on_problem: Report | N
         lines,
         dict(skipped),
         {shown(path): fingerprint(path) for path in paths if os.access(path, os.R_OK)},
+        thirds if task.text3 else None,
     )
 
 
-def read_rows(path: Path | IO[str], name: str = "", *, on_problem: Report | None = None) -> Iterator[tuple[int, Row]]:
+def is_plain(task: Task, path: Path) -> bool:
+    """Whether a file is one text a line, without a header: a .txt of a task that reads one text and no label."""
+    return path.suffix.lower() == ".txt" and task.is_contrastive and not task.text2
+
+
+def read_rows(
+    path: Path | IO[str], name: str = "", *, on_problem: Report | None = None, plain: str = ""
+) -> Iterator[tuple[int, Row]]:
     """Line numbers and rows of a file by its ending; an open text file is read as the ending of `name` says.
 
     `on_problem` is told of a row or a file that cannot be read, which is then left out; without it that is an error.
+    With `plain`, the name of the only column, each line is a row as it is.
     """
     report = on_problem or _refuse
     where = path if isinstance(path, Path) else Path(name or "standard input")
@@ -148,6 +162,8 @@ def read_rows(path: Path | IO[str], name: str = "", *, on_problem: Report | None
         yield from _parquet_rows(Path(str(path)), report)
         return
     read = _json_rows if suffix in (".jsonl", ".ndjson") else _csv_rows
+    if plain:
+        read = partial(_plain_rows, plain)
     if not isinstance(path, Path):
         yield from read(path, where, suffix, report)
         return
@@ -185,6 +201,11 @@ def _csv_rows(file: IO[str], path: Path, suffix: str, report: Report) -> Iterato
             report(Problem(path, line, f"{len(values)} fields; the header has {len(names)} ({', '.join(names)})"))
         elif values:
             yield line, dict(zip_longest(names, values, fillvalue=""))
+
+
+def _plain_rows(column: str, file: IO[str], _path: Path, _suffix: str, _report: Report) -> Iterator[tuple[int, Row]]:
+    for line, text in enumerate(file, start=1):
+        yield line, {column: text}
 
 
 def _json_rows(file: IO[str], path: Path, _: str, report: Report) -> Iterator[tuple[int, Row]]:
@@ -249,23 +270,25 @@ class _Columns:
             return None
         self.checked = True
         task = self.task
-        needed = [task.text, *([task.text2] if task.is_pair else [])]
-        if self.labelled and self.path.suffix not in (".jsonl", ".ndjson"):  # whose rows may leave a label out
+        needed = [task.text, *([task.text2] if task.is_pair else []), *([task.text3] if task.text3 else [])]
+        has_label = self.labelled and not task.is_contrastive
+        if has_label and self.path.suffix not in (".jsonl", ".ndjson"):  # whose rows may leave a label out
             needed.append(task.label)
         for column in needed:
             if column not in row:
                 known = [name for name in row if name]
-                free = set(known) - {task.id, task.text, task.text2, task.label}
+                free = set(known) - {task.id, task.text, task.text2, task.text3, task.label}
                 return f'no column "{column}"{suggest(column, free)}; found: {", ".join(known)}'
         return None
 
-    def read(self, line: int, row: Row) -> tuple[str, str, str, float]:
+    def read(self, line: int, row: Row) -> tuple[str, str, str, str, float]:
         task = self.task
         found = row.get(task.id)
         name = ("" if found is None else str(found).strip()) or f"{self.path.stem}:{line}"
         text = self._text(row, task.text)
         pair = self._text(row, task.text2) if task.is_pair else ""
-        return name, text, pair, self._label(row) if self.labelled else math.nan
+        third = self._text(row, task.text3) if task.text3 else ""
+        return name, text, pair, third, self._label(row) if self.labelled else math.nan
 
     def _text(self, row: Row, column: str) -> str:
         value = row.get(column)
@@ -276,6 +299,8 @@ class _Columns:
         return normalise(value) if self.task.normalise else value.strip()
 
     def _label(self, row: Row) -> float:
+        if self.task.is_contrastive:
+            return 0.0  # a number: a label that is none marks a row that is not there
         value = row.get(self.task.label)
         if value is None or (isinstance(value, str) and not value.strip()):
             raise _Skip(NO_LABEL)

@@ -90,12 +90,15 @@ def choose_columns(
         if name not in tasks:
             raise MinbertError(f'no task "{name}"{suggest(name, tasks)}; this model has: {", ".join(tasks)}')
         task = tasks[name]
-        columns = (text or task.text, (text2 or task.text2) if task.is_pair else "")
+        columns = (text or task.text, (text2 or task.text2) if task.answers_pairs else "")
         missing = [column for column in columns if column and column not in found]
+        alone = task.answers_pairs and not columns[1]  # it learnt from single texts, and compares two
+        if alone and wanted is not None:
+            raise MinbertError(f"{where}: {name} compares two texts, and learnt from one column; say --text2")
         if missing and wanted is not None:
             near = suggest(missing[0], found)
             raise MinbertError(f'{where}: no column "{missing[0]}"{near} for {name}; found: {", ".join(found)}')
-        if not missing:
+        if not missing and not alone:
             chosen[name] = columns
     if not chosen:
         needs = "; ".join(f"{name} reads {task.text} {task.text2}".strip() for name, task in tasks.items())

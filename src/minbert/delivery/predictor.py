@@ -31,7 +31,7 @@ from minbert.delivery.backends import (
 from minbert.errors import MinbertError, suggest
 from minbert.model.answers import Answers, Decision, decode
 from minbert.model.encoder import Pooling
-from minbert.model.multitask import MultitaskModel, answer_pooled
+from minbert.model.multitask import MultitaskModel, answer_pooled, outputs_of
 from minbert.model.saved import Manifest, load_model
 from minbert.tasks import Task, View
 
@@ -127,22 +127,20 @@ class Predictor:
         for group in (("first", "second"), ("joint", "reversed")):
             wanted: dict[View, set[Pooling]] = {}
             for task in chosen:
-                for view in task.views:
+                for view in task.answer_views:
                     if view in group:
                         wanted.setdefault(view, set()).add(self.model.poolings[task.name])
             vectors |= self._encode({view: rows[view] for view in wanted}, set().union(*wanted.values()))
         return {
             task.name: answer_pooled(
-                self.model, task.name, [vectors[view][self.model.poolings[task.name]] for view in task.views]
+                self.model, task.name, [vectors[view][self.model.poolings[task.name]] for view in task.answer_views]
             )
             for task in chosen
         }
 
     def outputs_of(self, inputs: Inputs) -> NDArray[np.float32]:
-        """The same of a task's rows that are tokenized already, such as a split of dev."""
-        name = inputs.task.name
-        how = self.model.poolings[name]
-        return answer_pooled(self.model, name, [self.encoder.encode(view, [how])[how] for view in inputs.views])
+        """The same of a task's rows that are tokenized already, such as a split of dev; see `multitask.outputs_of`."""
+        return outputs_of(self.model, inputs, self.encoder.encode)
 
     def embed(self, texts: Sequence[str], *, pooling: Pooling | None = None) -> NDArray[np.float32]:
         """The encoder's vector of each text, (texts, width)."""
@@ -170,7 +168,7 @@ class Predictor:
     def _choose(self, tasks: Iterable[str] | None, paired: bool) -> list[Task]:
         known = self.model.tasks
         if tasks is None:
-            fitting = [task for task in known.values() if paired or not task.is_pair]
+            fitting = [task for task in known.values() if paired or not task.answers_pairs]
             if not fitting:
                 raise MinbertError(f"every task of this model reads two texts: {', '.join(known)}; found one")
             return fitting
@@ -178,7 +176,7 @@ class Predictor:
         for name in tasks:
             if name not in known:
                 raise MinbertError(f'no task "{name}"{suggest(name, known)}; this model has: {", ".join(known)}')
-            if known[name].is_pair and not paired:
+            if known[name].answers_pairs and not paired:
                 raise MinbertError(f'the task "{name}" reads two texts; found one')
             chosen.append(known[name])
         return chosen

@@ -244,6 +244,12 @@ def mean_absolute_error(labels: Array, predictions: Array, weights: Array) -> Ar
     return _mean(np.abs(labels - predictions), weights)
 
 
+@reads("classes")
+def retrieval(_labels: Array, found: Array, weights: Array) -> Array:
+    """Share of rows whose second text is the nearest of all second texts; `found` is 1 for those, else 0."""
+    return _mean(found, weights)
+
+
 def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, classes: int) -> NDArray[np.intp]:
     """(classes, classes) counts: a row per true class, a column per predicted one."""
     truth, found = checked_rows("classes", labels, predictions)
@@ -273,6 +279,7 @@ METRICS: dict[str, dict[str, Metric]] = {
     "pair-classification": _CLASSIFICATION,
     "regression": _REGRESSION,
     "pair-regression": _REGRESSION,
+    "contrastive": {"retrieval": retrieval},
 }
 """The metrics of each kind of task; the first is the primary one."""
 

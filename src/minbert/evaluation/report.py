@@ -113,7 +113,8 @@ def _page(runs: Sequence[RunData]) -> str:
 def _contents(run: RunData) -> list[tuple[str, str]]:
     """The parts of a run, by anchor and name."""
     tasks = [(f"task{place}", task) for place, task in enumerate(run.results["dev"], start=1)]
-    return [("scores", "Scores"), *tasks, ("data", "Data and training"), ("recipe", "Recipe")]
+    vectors = [("vectors", "Sentence vectors")] if run.results.get("geometry") else []
+    return [("scores", "Scores"), *tasks, *vectors, ("data", "Data and training"), ("recipe", "Recipe")]
 
 
 def _run(run: RunData, anchor: str) -> str:
@@ -121,6 +122,8 @@ def _run(run: RunData, anchor: str) -> str:
     cards += [
         _card(f"{anchor}-task{place}", task, _task(run, task)) for place, task in enumerate(run.results["dev"], start=1)
     ]
+    if run.results.get("geometry"):
+        cards.append(_card(f"{anchor}-vectors", "Sentence vectors", sections.geometry(run)))
     steps = (
         f'<div class="figures"><div class="wide">{sections.data_notes(run)}</div>{sections.learning_rate(run)}</div>'
     )

@@ -214,8 +214,11 @@ def _any(found: Sequence[tuple[float, float | None]]) -> bool:
 
 
 def answers(run: RunData, task: str) -> str:
-    """One figure: reliability of a classification's probabilities, or label against prediction of a score."""
+    """One figure: reliability of a classification's probabilities, or label against prediction of a score. A contrastive
+    task has neither."""
     rows = run.predictions[task]
+    if run.results["kinds"][task] == "contrastive":
+        return ""
     return _reliability(run, task, rows) if "classes" in run.results["dev"][task] else _scatter(task, rows)
 
 
@@ -272,6 +275,8 @@ def confusion(task: str, found: Mapping[str, Any]) -> str:
 
 def mistakes(run: RunData, task: str) -> str:
     """The worst rows, by a rule that is said."""
+    if run.results["kinds"][task] == "contrastive":
+        return _missed(run.predictions[task])
     classes = run.results["dev"][task].get("classes", [])
     rule = (
         "Wrong answers, by the probability that the wrong class was given: the surest first."
@@ -281,6 +286,15 @@ def mistakes(run: RunData, task: str) -> str:
     groups = worst_mistakes(run.predictions[task], classes)
     blocks = "".join(_group(group, lambda row: _verdict(row, classes)) for group in groups)
     return f'<p class="note">{rule} At most 10 each.</p><div class="groups">{blocks}</div>'
+
+
+def _missed(rows: Sequence[Row], count: int = 10) -> str:
+    """Rows of a contrastive task whose partner was not found."""
+    missed = [row for row in rows if row["prediction"] == 0]
+    group = Mistakes("Another row\u2019s second text was nearer", missed[:count], len(missed))
+    note = "Rows whose second text is not the nearest of all second texts of dev, in the order of the file. At most 10."
+    block = _group(group, lambda _: '<b class="said">not the nearest</b>')
+    return f'<p class="note">{note}</p><div class="groups">{block}</div>'
 
 
 def _group(group: Mistakes, verdict: Callable[[Row], str]) -> str:
@@ -302,6 +316,27 @@ def _verdict(row: Row, classes: Sequence[str]) -> str:
         )
     said, meant = (text(classes[int(row[key])]) for key in ("prediction", "label"))
     return f'<b class="said">{said} {confidence_of(row):.1%}</b> <span>label {meant}</span>'
+
+
+# --- vectors --------------------------------------------------------------------------------------------------------
+
+
+def geometry(run: RunData) -> str:
+    """Alignment and uniformity of the tasks that compare texts."""
+    rows = [
+        f'<tr><th scope="row">{text(task)}</th><td class="n">{number(found["alignment"])}</td>'
+        f'<td class="n">{number(found["uniformity"])}</td><td class="n">{found["positives"]:,}</td>'
+        f'<td class="n">{found["texts"]:,}</td><td>{text(found["vectors"])}</td></tr>'
+        for task, found in run.results["geometry"].items()
+    ]
+    head = ["task", "alignment", "uniformity", "pairs that mean the same", "texts", "vectors of"]
+    note = (
+        "Alignment is the mean squared distance of texts that mean the same (of a score, the upper fifth of its scale), "
+        "uniformity the log of the mean of exp(&minus;2 d&sup2;) over all pairs of texts, both on the unit sphere; of each, "
+        "less is better (Wang &amp; Isola 2020). On a sample of dev, each text read by itself. A text that is its own "
+        "partner has an alignment of 0."
+    )
+    return table("Alignment and uniformity", head, rows) + f'<p class="note">{note}</p>'
 
 
 # --- data -----------------------------------------------------------------------------------------------------------

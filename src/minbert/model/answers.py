@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from minbert.tasks import Task
+from minbert.tasks import CONTRASTIVE, Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +57,6 @@ def probabilities_of(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 def _scores(task: Task, raw: NDArray[np.float64]) -> NDArray[np.float64]:
     if task.loss == "bce-threshold":  # a probability that the score is high: laid over the scale
         return task.low + (task.high - task.low) * (1 + np.tanh(raw / 2)) / 2  # a sigmoid that cannot overflow
-    if task.loss == "cosent":  # only the order was learnt: nothing to clip to
+    if task.loss == "cosent" or task.loss in CONTRASTIVE:  # only the order was learnt: nothing to clip to
         return raw
     return np.clip(raw, task.low, task.high)  # never further from a label on the scale

@@ -1,18 +1,26 @@
 """Heads: the vectors of a row's views in, a few numbers out.
 
-A head is a module `forward(*views) -> (rows, outputs)`. What it reads (one text, two texts, both as one input, in one
+A head is a module `forward(*views) -> (rows, outputs)`. Those that a contrastive loss can train have a second method,
+`vector(view) -> (rows, dim)`: what they compare. What it reads (one text, two texts, both as one input, in one
 order or both) is said by its row of `tasks.HEADS`; here is how it computes. u and v are sentence vectors, (rows, width).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from minbert.tasks import Task
+
+
+class Compares(Protocol):
+    """A head that a contrastive loss can train."""
+
+    def vector(self, view: Tensor) -> Tensor: ...
 
 
 class Linear(nn.Module):
@@ -72,8 +80,31 @@ class Cosine(nn.Module):
         self.scale = task.scale
         self.dropout = nn.Dropout(dropout)
 
+    def vector(self, view: Tensor) -> Tensor:
+        """As it is: a contrastive loss has enough noise from the encoder's dropout."""
+        return view
+
     def forward(self, u: Tensor, v: Tensor) -> Tensor:
         return self.scale * F.cosine_similarity(self.dropout(u), self.dropout(v), dim=-1).unsqueeze(-1)
+
+
+class SimCse(nn.Module):
+    """The cosine of the vectors; while training, of what a linear layer + tanh makes of them.
+
+    That layer is left away at evaluation, as SimCSE does for its unsupervised model (Gao et al. 2021, arXiv:2104.08821;
+    their supervised one keeps it).
+    """
+
+    def __init__(self, task: Task, width: int, dropout: float) -> None:  # noqa: ARG002 - the encoder's dropout is enough
+        super().__init__()
+        self.scale = task.scale
+        self.layer = nn.Linear(width, width)
+
+    def vector(self, view: Tensor) -> Tensor:
+        return torch.tanh(self.layer(view)) if self.training else view
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        return self.scale * F.cosine_similarity(self.vector(u), self.vector(v), dim=-1).unsqueeze(-1)
 
 
 class ProjectedDot(nn.Module):
@@ -84,8 +115,11 @@ class ProjectedDot(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.projection = nn.Linear(width, task.hidden or width)
 
+    def vector(self, view: Tensor) -> Tensor:
+        return self.projection(self.dropout(view))  # (rows, hidden)
+
     def forward(self, u: Tensor, v: Tensor) -> Tensor:
-        u, v = self.projection(self.dropout(u)), self.projection(self.dropout(v))  # (rows, hidden)
+        u, v = self.vector(u), self.vector(v)
         return (u * v).sum(-1, keepdim=True)
 
 
@@ -98,8 +132,11 @@ class ProjectedCosine(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.projection = nn.Linear(width, task.hidden or width)
 
+    def vector(self, view: Tensor) -> Tensor:
+        return self.projection(self.dropout(view))  # (rows, hidden)
+
     def forward(self, u: Tensor, v: Tensor) -> Tensor:
-        u, v = self.projection(self.dropout(u)), self.projection(self.dropout(v))
+        u, v = self.vector(u), self.vector(v)
         return self.scale * F.relu(F.cosine_similarity(u, v, dim=-1)).unsqueeze(-1)
 
 
@@ -149,6 +186,7 @@ BUILDERS: dict[str, Callable[[Task, int, float], nn.Module]] = {
     "cosine": Cosine,
     "projected-dot": ProjectedDot,
     "projected-cosine": ProjectedCosine,
+    "simcse": SimCse,
     "cosine-1d": CosineOfOne,
     "ph": BothOrders,
     "dph": lambda task, width, dropout: BothOrders(task, width, dropout, difference=True),

@@ -1,14 +1,17 @@
 """One encoder and a head for each task.
 
 model = MultitaskModel(encoder, tasks, pooling="cls")
-outputs = model(ready(batch, encoder)) # {"sst": (rows, 5), "sts": (rows, 1)}: the encoder ran once
+outputs = model(ready(batch, encoder)) # {"sst": (rows, 5), "sts": (rows, 1)}: the encoder ran once; for a task with a
+                                       # contrastive loss the vectors that it compares, side by side
 answers = outputs_of(model, inputs)    # a whole split, length-sorted, without gradients
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,10 +23,10 @@ from minbert.data.inputs import Batch, Inputs
 from minbert.data.tokenizer import Tokens
 from minbert.errors import MinbertError
 from minbert.model.encoder import Encoder, Pooling, initialise
-from minbert.model.heads import build_head
+from minbert.model.heads import Compares, build_head
 from minbert.model.packed import Packed, pack
 from minbert.model.runner import Runner, make_runner
-from minbert.tasks import Task
+from minbert.tasks import CONTRASTIVE, HEADS, Task
 
 TOKEN_BUDGET = {"cpu": 2048, "cuda": 65536}  # of an inference batch: a CPU is fastest while it fits the caches
 
@@ -78,14 +81,26 @@ class MultitaskModel(nn.Module):
         return self
 
     def forward(self, batch: Ready) -> dict[str, Tensor]:
-        """What each task's head says of its rows, (rows, outputs)."""
+        """What each task's loss reads: what its head says of its rows, (rows, outputs), or, where the loss is a
+        contrastive one, the vectors that the head compares, (rows, views * dim)."""
         pooled = self.runner(batch.packed, {self.poolings[part.task] for part in batch.parts})
         outputs = {}
         for part in batch.parts:
             views, rows = part.index.shape
             vectors = pooled[self.poolings[part.task]].index_select(0, part.index.view(-1))
-            outputs[part.task] = self.answer(part.task, *vectors.view(views, rows, -1))
+            say = self.vectors if self.tasks[part.task].loss in CONTRASTIVE else self.answer
+            outputs[part.task] = say(part.task, *vectors.view(views, rows, -1))
         return outputs
+
+    def vectors(self, task: str, *views: Tensor) -> Tensor:
+        """The vectors that a head compares, side by side, from the pooled ones; of a head that compares none, what it
+        reads."""
+        head = self.heads[task]
+        if self.common is not None:
+            views = tuple(self.common(view) for view in views)
+        if HEADS[self.tasks[task].head].compares:
+            views = tuple(cast("Compares", head).vector(view) for view in views)
+        return torch.cat(views, dim=-1)
 
     def answer(self, task: str, *views: Tensor) -> Tensor:
         """A head's outputs from the pooled vectors of its views."""
@@ -143,16 +158,34 @@ def encode_pooled(
     return {how: vectors.cpu().numpy() for how, vectors in pooled.items()}
 
 
+Encode = Callable[[Tokens, Iterable[Pooling]], Mapping[Pooling, NDArray[np.float32]]]
+"""Sequences to pooled vectors, as `encode_pooled` does."""
+
+
 @torch.inference_mode()
-def outputs_of(model: MultitaskModel, inputs: Inputs) -> NDArray[np.float32]:
-    """A task's outputs for a whole split, (rows, outputs), in order. The model must be in eval mode."""
-    how = model.poolings[inputs.task.name]
-    views = [encode_pooled(model.runner, view, [how])[how] for view in inputs.views]
-    return answer_pooled(model, inputs.task.name, views)
+def outputs_of(model: MultitaskModel, inputs: Inputs, encode: Encode | None = None) -> NDArray[np.float32]:
+    """A task's outputs for a whole split, (rows, outputs), in order. The model must be in eval mode.
+
+    A contrastive task is judged by whole splits, so there they are the vectors of both texts, (rows, 2 * dim).
+    """
+    task, how = inputs.task, model.poolings[inputs.task.name]
+    encode = encode or partial(encode_pooled, model.runner)
+    pooled = {view: encode(view, [how])[how] for view in dict.fromkeys(inputs.answer_views)}  # each once
+    say = vectors_pooled if task.is_contrastive else answer_pooled
+    return say(model, task.name, [pooled[view] for view in inputs.answer_views])
 
 
 @torch.inference_mode()
 def answer_pooled(model: MultitaskModel, task: str, views: Iterable[NDArray[np.float32]]) -> NDArray[np.float32]:
     """A head's outputs from pooled vectors that `encode_pooled` made."""
-    moved = [torch.from_numpy(np.ascontiguousarray(view)).to(model.device) for view in views]
-    return model.answer(task, *moved).float().cpu().numpy()
+    return model.answer(task, *_moved(model, views)).float().cpu().numpy()
+
+
+@torch.inference_mode()
+def vectors_pooled(model: MultitaskModel, task: str, views: Iterable[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """The vectors that a head compares, side by side, from the same."""
+    return model.vectors(task, *_moved(model, views)).float().cpu().numpy()
+
+
+def _moved(model: MultitaskModel, views: Iterable[NDArray[np.float32]]) -> list[Tensor]:
+    return [torch.from_numpy(np.ascontiguousarray(view)).to(model.device) for view in views]

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from minbert.tasks import Task
+from minbert.tasks import CONTRASTIVE, Task
+from minbert.training.contrastive import build_contrastive
 
 MISSING = -100  # the class of a row without a label
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -70,7 +71,12 @@ def _mean(each: Tensor, labels: Tensor) -> Tensor:
 
 
 def build_loss(task: Task, device: torch.device | str = "cpu") -> Loss:
-    """The loss that a task's row names, with its settings, for outputs on a device."""
+    """The loss that a task's row names, with its settings, for outputs on a device.
+
+    Outputs of a contrastive loss are vectors, (rows, views * dim): see `contrastive.py`.
+    """
+    if task.loss in CONTRASTIVE:
+        return build_contrastive(task)
     weights = torch.tensor(task.class_weights).to(device) if task.class_weights else None
 
     def with_classes(loss: Callable[..., Tensor]) -> Loss:
@@ -124,7 +130,8 @@ class UncertaintyWeighting(LossWeighting):
         tasks = tuple(tasks)
         super().__init__(tasks)
         self.log_variances = nn.ParameterDict({task.name: nn.Parameter(torch.zeros(())) for task in tasks})
-        self.factors = {task.name: 1.0 if task.is_classification else 0.5 for task in tasks}
+        entropies = {task.name: task.is_classification or task.loss in CONTRASTIVE for task in tasks}
+        self.factors = {name: 1.0 if entropy else 0.5 for name, entropy in entropies.items()}
 
     def forward(self, losses: Mapping[str, Tensor], tasks: int | None = None) -> dict[str, Tensor]:  # noqa: ARG002 - the mean depends on it
         weighted = {}

@@ -3,6 +3,7 @@
     step = TrainStep(recipe, model, rule=add_gradients, precision="bf16")
     step.gradient(batch)          # adds to the parameters' .grad and to the running losses
     step.gradient_apart(batches)  # the same for a rule that looks at one task after the other
+    step.gradient_cached(batches) # the same for one contrastive batch in chunks
     step.update()                 # clips, moves the weights, clears the gradients
 
 Unless the rule does, nothing here waits for the device or reads anything back from it, so that a CUDA graph can hold all
@@ -22,6 +23,7 @@ from minbert.data.inputs import Batch
 from minbert.errors import MinbertError
 from minbert.model.multitask import MultitaskModel, Ready, ready
 from minbert.model.runner import FusedRunner
+from minbert.training.grad_cache import cached_gradient
 from minbert.training.gradients import GradientRule
 from minbert.training.losses import WEIGHTINGS, build_loss
 from minbert.training.optimizers import AdamW, RAdam, parameter_groups
@@ -65,13 +67,27 @@ class TrainStep:
         """To be called when something else than `update` has changed the weights."""
         self.model.runner.refresh()
 
-    def gradient(self, batch: Ready) -> None:
-        """The batch's gradient, added to the one that is there, and its losses, added to `totals`."""
-        self.rule(self._weighted_losses(batch, len(batch.parts)))
+    def gradient(self, batch: Ready, tasks: int = 0) -> None:
+        """The batch's gradient, added to the one that is there, and its losses, added to `totals`; as part of a step of
+        so many tasks, or of those that are in it."""
+        self.rule(self._weighted_losses(batch, tasks or len(batch.parts)))
 
     def gradient_apart(self, batches: Sequence[Batch]) -> None:
         """The same for a step's tasks in batches of their own, run when the rule asks for the loss."""
         self.rule(Later({batch.parts[0].task: partial(self._loss_of, batch, len(batches)) for batch in batches}))
+
+    def gradient_cached(self, chunks: Sequence[Batch], tasks: int = 1) -> None:
+        """The same for a batch of one task with a contrastive loss, in chunks that are encoded one after the other, as
+        part of a step of so many tasks."""
+        encoder, (task,) = self.model.encoder, {part.task for chunk in chunks for part in chunk.parts}
+        batches = [ready(chunk, encoder) for chunk in chunks]
+        labels = torch.cat([batch.parts[0].labels for batch in batches])
+        self._train_mode()
+
+        def backward(vectors: Tensor) -> None:
+            self.rule(self._weighted({task: self._loss(task, vectors, labels)}, tasks))
+
+        cached_gradient(batches, lambda batch: self.model(batch)[task].float(), backward, self.model.device)
 
     def _loss_of(self, batch: Batch, tasks: int) -> Tensor:
         """The weighted loss of a batch of one task."""
@@ -80,15 +96,23 @@ class TrainStep:
 
     def _weighted_losses(self, batch: Ready, tasks: int) -> dict[str, Tensor]:
         """What the batch costs, as part of a step of so many tasks."""
+        self._train_mode()
+        outputs = self.model(batch)
+        losses = {part.task: self._loss(part.task, outputs[part.task].float(), part.labels) for part in batch.parts}
+        return self._weighted(losses, tasks)
+
+    def _train_mode(self) -> None:
         if not self.model.training:
             self.model.train()
-        outputs = self.model(batch)
-        losses = {}
-        for part in batch.parts:
-            loss = self.losses[part.task](outputs[part.task].float(), part.labels)
-            rows = part.labels.isfinite().sum()
-            self.totals[self.places[part.task]] += torch.stack([loss.detach() * rows, rows.float()])
-            losses[part.task] = loss
+
+    def _loss(self, task: str, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Of one task, counted in `totals`."""
+        loss = self.losses[task](outputs, labels)
+        rows = labels.isfinite().sum()
+        self.totals[self.places[task]] += torch.stack([loss.detach() * rows, rows.float()])
+        return loss
+
+    def _weighted(self, losses: Mapping[str, Tensor], tasks: int) -> dict[str, Tensor]:
         weighted: dict[str, Tensor] = self.weighting(losses, tasks)
         if self.accumulate > 1:
             weighted = {task: loss / self.accumulate for task, loss in weighted.items()}

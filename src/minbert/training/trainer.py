@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from minbert.machine import choose_precision
 from minbert.model.multitask import MultitaskModel, ready
 from minbert.model.runner import FusedRunner
 from minbert.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from minbert.training.grad_cache import split_step
 from minbert.training.gradients import GradientRule, Surgery, add_gradients, make_rule
 from minbert.training.graphs import SLOTS, Graphs, Staged, Staging, ahead
 from minbert.training.metrics_log import MetricsLog
@@ -282,10 +283,12 @@ class Trainer:
         encoder.pooler.requires_grad_(trained > 0)
         self.runner.clear()
 
-    def _make_runner(self) -> OneByOne | TaskByTask | Recorded:
+    def _make_runner(self) -> OneByOne | TaskByTask | InChunks | Recorded:
         """Graphs, where the kernels are ours, each batch is a step, and the rule can be recorded."""
         if isinstance(self.work.rule, Surgery):
             return TaskByTask(self.work, self.data)
+        if self.recipe.training.cache_rows:
+            return InChunks(self.work, self.data, self.recipe.training.cache_rows)
         fused = isinstance(self.model.runner, FusedRunner)
         simple = self.recipe.training.accumulate == 1 and self.work.rule is add_gradients
         return (Recorded if fused and simple else OneByOne)(self.work, self.data)
@@ -348,6 +351,44 @@ class TaskByTask:
 
     def run(self, batch: Apart, *, update: bool) -> None:
         self.work.gradient_apart(batch.batches)
+        if update:
+            self.work.update()
+
+    def clear(self) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Chunked:
+    """A step whose large contrastive batches are in chunks."""
+
+    whole: Batch | None
+    """What is run as it is."""
+    chunks: tuple[tuple[Batch, ...], ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(batch.rows for batch in chain([self.whole] if self.whole else [], *self.chunks))
+
+
+class InChunks:
+    """Contrastive batches of more than so many rows in chunks of those: `grad_cache.py`. Everything else at once."""
+
+    def __init__(self, work: TrainStep, data: Mapping[str, Inputs], rows: int) -> None:
+        self.work, self.data, self.rows = work, data, rows
+
+    def batches(self, steps: Iterable[Step]) -> Iterator[Chunked]:
+        tasks = {name: inputs.task for name, inputs in self.data.items()}
+        for step in steps:
+            whole, large = split_step(step, tasks, self.rows)
+            chunks = tuple(tuple(collate((part,), self.data) for part in parts) for parts in large)
+            yield Chunked(collate(whole, self.data) if whole else None, chunks)
+
+    def run(self, batch: Chunked, *, update: bool) -> None:
+        tasks = len(batch.whole.parts if batch.whole else ()) + len(batch.chunks)
+        if batch.whole:
+            self.work.gradient(ready(batch.whole, self.work.model.encoder), tasks)
+        for chunks in batch.chunks:
+            self.work.gradient_cached(chunks, tasks)
         if update:
             self.work.update()
 
