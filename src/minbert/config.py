@@ -387,11 +387,13 @@ def _task(name: str, row: Any, where: str) -> Task:
         if "kind" not in row:
             raise MinbertError(
                 f"{spot} has no kind and is not built in{suggest(name, BUILT_IN)}; "
-                'expected kind = "classification", "regression", "pair-classification" or "pair-regression"'
+                'expected kind = "classification", "regression", "pair-classification", "pair-regression" or "masked"'
             )
         return _build(Task, row, spot, name=name)
     known = {item.name: getattr(BUILT_IN[like], item.name) for item in fields(Task)}
     changed = _build(Task, {"kind": BUILT_IN[like].kind, **row}, spot, name=name)
+    if changed.is_masked:  # which has its texts alone
+        known = {key: value for key, value in known.items() if key not in ("kind", "label", "classes")}
     return replace(changed, **{key: value for key, value in known.items() if key not in row and key != "name"})
 
 

@@ -36,7 +36,7 @@ from minbert.evaluation.evaluate import Evaluation, choose_decision, evaluate_ta
 from minbert.evaluation.results import environment, gap, read_results, write_json, write_predictions
 from minbert.machine import set_threads
 from minbert.model.multitask import MultitaskModel, outputs_of
-from minbert.model.pretrained import load_folder
+from minbert.model.pretrained import has_vocabulary, load_folder, load_vocabulary
 from minbert.model.saved import Manifest, build_model, load_model, save_model, update_manifest
 from minbert.tasks import Task
 from minbert.training.trainer import Silent, Trainer, Watcher
@@ -207,6 +207,10 @@ def _train_part(
 ) -> dict[str, Any]:
     """A stage or, after them, the recipe's own tasks; returns its results."""
     tokenizer, model, manifest = made
+    layers = masked_layers(recipe)
+    if layers and isinstance(watcher, Preparing):
+        found = "; ".join(f"{name} {origin}" for name, origin in layers.items())
+        watcher.prepared(f"prediction layer of masked tasks: {found}")
     sample = _train_sample(prepared.inputs["train"], recipe)
 
     def evaluate(current: MultitaskModel) -> dict[str, dict[str, float]]:
@@ -262,7 +266,19 @@ def new_model(
     generator = torch.Generator().manual_seed(recipe.seed)
     encoder, _ = load_folder(start or folder, dropout=recipe.model.encoder_dropout, generator=generator)
     manifest = Manifest(recipe.tasks, recipe.model, recipe=recipe.name, data=recipe.data)
-    return Tokenizer.load(folder), build_model(manifest, encoder, generator=generator).to(device), manifest
+    model = build_model(manifest, encoder, generator=generator)
+    for task in recipe.tasks:
+        if task.is_masked:
+            load_vocabulary(folder, model.heads[task.name])
+    return Tokenizer.load(folder), model.to(device), manifest
+
+
+def masked_layers(recipe: Recipe) -> dict[str, str]:
+    """Where the prediction layer of each masked task comes from: the encoder's file ("published"), or "fresh"."""
+    masked = [task.name for task in recipe.tasks if task.is_masked]
+    if not masked:
+        return {}
+    return dict.fromkeys(masked, "published" if has_vocabulary(find_encoder(recipe.model.encoder)) else "fresh")
 
 
 def prepare(
@@ -280,13 +296,14 @@ def prepare(
     inputs: dict[str, dict[str, Inputs]] = {}
     started, rows = time.perf_counter(), 0
     for split in splits:
-        for task in recipe.tasks:
+        for place, task in enumerate(recipe.tasks):
             if not getattr(task, split):
                 raise MinbertError(f"[tasks.{task.name}] has no {split} files; expected them")
             watcher.preparing(f"reading {task.name} {split}")
             found = read_split(task, split, folder)  # type: ignore[arg-type]
             watcher.preparing(f"tokenizing {task.name} {split}, {len(found):,} rows")
-            tokens = tokenize(task, found, tokenizer, recipe.model.max_tokens, cache=cache)
+            limit, seeds = recipe.model.max_tokens, {"seed": recipe.seed, "place": place}
+            tokens = tokenize(task, found, tokenizer, limit, cache=cache, **seeds)
             examples.setdefault(split, {})[task.name] = found
             inputs.setdefault(split, {})[task.name] = tokens
             rows += len(found)
@@ -452,6 +469,7 @@ def _finish(
         "planned_steps": trainer.plan.steps,
         "rows": trainer.rows,
         "seconds": round(trainer.seconds, 1),
+        "masked_layers": masked_layers(recipe),
         "stages": _stages_before(folder, recipe),
         "data": prepared.notes(),
         "environment": environment(str(device)),

@@ -97,7 +97,7 @@ def read_split(task: Task, split: Split, folder: Path, *, on_problem: Report | N
     report = on_problem or _refuse
     ids, texts, pairs, labels, lines = [], [], [], [], []
     skipped: Counter[str] = Counter()
-    labelled = split != "test"
+    labelled = split != "test" and task.has_label
     for path in paths:
         columns = _Columns(task, path, labelled)
         for line, row in read_rows(path, on_problem=report):
