@@ -23,7 +23,7 @@ from minbert.config import SAMPLE, Recipe, as_dict, parse_recipe
 from minbert.data.inputs import Inputs, collate
 from minbert.data.masking import Masking
 from minbert.data.samplers import Part, make_sampler
-from minbert.data.tokenizer import Tokenizer, Tokens, Truncation
+from minbert.data.tokenizer import Tokenizer, Truncation
 from minbert.delivery.files import predict_file
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError
@@ -37,25 +37,9 @@ from minbert.training.gradients import add_gradients
 from minbert.training.losses import build_loss
 from minbert.training.step import TrainStep
 from tests.runs import Listener, Stopped, small_recipe, unlike
-from tests.sequences import padded
+from tests.sequences import PIECES, VOCABULARY, masking_of, padded, texts_of
 
 CPU = torch.device("cpu")
-WORDS = 40  # of the vocabulary below: 5 special tokens, 20 words, 15 pieces that go on with one
-PIECES = range(25, 40)
-
-
-def masking_of(*, rate: float = 0.15, whole_words: bool = False, seed: int = 1, place: int = 0) -> Masking:
-    special, continues = np.zeros(WORDS, bool), np.zeros(WORDS, bool)
-    special[:5], continues[list(PIECES)] = True, True
-    return Masking(rate, whole_words, 4, special, continues, seed, place)
-
-
-def sequences(lengths: list[int], seed: int = 0) -> Tokens:
-    """[CLS] (2), random words and pieces of them, [SEP] (3)."""
-    rng = np.random.default_rng(seed)
-    rows = [[2, rng.integers(5, 25), *rng.integers(5, WORDS, length - 1), 3] for length in lengths]
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return Tokens(np.concatenate(rows).astype(np.int32), np.zeros(offsets[-1], np.uint8), offsets)
 
 
 def words_of(ids: NDArray[np.int32]) -> list[list[int]]:
@@ -75,7 +59,7 @@ def words_of(ids: NDArray[np.int32]) -> list[list[int]]:
 @pytest.mark.parametrize("whole_words", [False, True])
 @pytest.mark.parametrize("rate", [0.15, 0.4])
 def test_the_rates_are_those_of_devlin(rate: float, whole_words: bool) -> None:
-    ids = sequences([20] * 5000).ids
+    ids = texts_of([20] * 5000).ids
     hidden, chosen = masking_of(rate=rate, whole_words=whole_words).hide(ids, np.random.default_rng(0))
     text = int((ids >= 5).sum())
     assert len(chosen) / text == pytest.approx(rate, abs=1e-4)
@@ -84,7 +68,7 @@ def test_the_rates_are_those_of_devlin(rate: float, whole_words: bool) -> None:
     # Of the tenth that is replaced, one in 35 comes out as it was
     assert np.mean(after == before) == pytest.approx(0.1 + 0.1 / 35, abs=0.01)
     replaced = after[(after != 4) & (after != before)]
-    assert set(replaced.tolist()) == set(range(5, WORDS)), "any word, and nothing special"
+    assert set(replaced.tolist()) == set(range(5, VOCABULARY)), "any word, and nothing special"
     counts = np.bincount(replaced)[5:]
     assert counts.std() < 0.25 * counts.mean()
 
@@ -94,7 +78,7 @@ def test_the_rates_are_those_of_devlin(rate: float, whole_words: bool) -> None:
 def test_only_chosen_tokens_change_and_special_ones_never(
     lengths: list[int], rate: float, whole_words: bool, seed: int
 ) -> None:
-    ids = sequences(lengths, seed).ids
+    ids = texts_of(lengths, seed).ids
     before = ids.copy()
     hidden, chosen = masking_of(rate=rate, whole_words=whole_words).hide(ids, np.random.default_rng(seed))
     assert np.array_equal(ids, before), "the data stays as it was"
@@ -156,7 +140,7 @@ def masked_row(**changes: Any) -> dict[str, Any]:
 
 def inputs_of(lengths: list[int], *, seed: int = 0, **settings: Any) -> Inputs:
     task = parse_recipe({"tasks": {"mlm": masked_row()}}).tasks[0]
-    return Inputs(task, (sequences(lengths, seed),), None, Truncation(), masking_of(**settings))
+    return Inputs(task, (texts_of(lengths, seed),), None, Truncation(), masking_of(**settings))
 
 
 LENGTHS = [3, 9, 1, 5, 7, 20, 2, 14]
@@ -240,14 +224,14 @@ def test_scores_are_of_the_same_masks_in_every_run() -> None:
 # --- what they cost: against transformers ---------------------------------------------------------------------------
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def published(kind: str, folder: Path) -> Any:
     """A random model of transformers with a prediction layer, in a folder as it would be published."""
     torch.manual_seed(3)
     words = sorted({word for path in SAMPLE.glob("sentiment-*.tsv") for word in path.read_text().lower().split()})
-    special = MPNET_WORDS[:5] if kind == "mpnet" else VOCABULARY
+    special = MPNET_WORDS[:5] if kind == "mpnet" else BERT_SPECIAL
     vocabulary = [*special, *(word for word in words if word.isalpha()), *(["<mask>"] if kind == "mpnet" else [])]
     config: Any = {"vocab_size": len(vocabulary), "max_position_embeddings": 130, **SIZES}
     if kind == "mpnet":
