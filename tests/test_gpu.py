@@ -134,6 +134,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "max": {"model": {"pooling": "max"}},
     "pooler": {"model": {"pooling": "pooler"}},
     "two views": {"tasks": {"sts": {"head": "cosine"}, "quora": {"head": "interaction"}}},
+    "masked": {"tasks": {"sst": {"kind": "masked"}, "quora": {"kind": "masked", "whole_words": True}}},
+    "masked beside": {"tasks": {"sst": {"kind": "masked"}}, "sampler": {"kind": "all"}, "training": {"epochs": 12}},
 }
 
 
@@ -270,6 +272,7 @@ STOPS: dict[str, dict[str, Any]] = {
     "accumulate": {"training": {"accumulate": 4}},
     "unfreeze": {"training": {"mode": "unfreeze"}},
     "plain kernels": {"training": {"kernels": "plain"}},
+    "masked": {"tasks": {"sst": {"kind": "masked"}, "quora": {"kind": "masked", "whole_words": True}}},
 }
 
 

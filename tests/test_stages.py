@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
@@ -58,6 +59,16 @@ def written(tmp_path: Path) -> Path:
 
 
 # --- how they are written -------------------------------------------------------------------------------------------
+
+
+def test_the_recipe_of_the_page_can_be_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "stages.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "mlm-then-tasks.toml").write_text(block)
+    recipe = read_recipe(tmp_path / "mlm-then-tasks.toml", sets=["stages.mlm.training.epochs=30"])
+    (stage,) = recipe.stages
+    assert [task.kind for task in stage.tasks] == ["masked", "masked"]
+    assert (stage.training.epochs, stage.training.best) == (30, "last")
 
 
 def test_a_stage_is_a_recipe_with_the_models_table_of_the_whole(written: Path) -> None:
