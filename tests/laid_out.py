@@ -13,7 +13,7 @@ from minbert.data.inputs import Batch, Inputs, collate
 from minbert.data.samplers import Part
 from minbert.data.tokenizer import Truncation
 from minbert.model.multitask import MultitaskModel
-from tests.sequences import small_encoder, tokens_of
+from tests.sequences import masking_of, small_encoder, texts_of, tokens_of
 
 TASKS: dict[str, dict[str, Any]] = {"sst": {}, "sts": {"head": "cosine"}}  # one view, and two
 
@@ -27,6 +27,25 @@ def model_of(recipe: Recipe, pooling: str = "cls", **shape: Any) -> MultitaskMod
     generator = torch.Generator().manual_seed(2)
     encoder = small_encoder(**{"layers": 1, **shape})
     return MultitaskModel(encoder, recipe.tasks, pooling=pooling, dropout=0.0, generator=generator)  # type: ignore[arg-type]
+
+
+def masked_recipe_of(**tables: Any) -> Recipe:
+    """A task of one view, and one that guesses tokens."""
+    mlm = {"like": "sst", "kind": "masked"}
+    return parse_recipe({"name": "laid-out", "tasks": {"sst": {}, "mlm": mlm}, **tables})
+
+
+def masked_batch_of(texts: Sequence[int], one: Sequence[int] = (), *, rate: float = 0.15, seed: int = 0) -> Batch:
+    """A text to guess in for each length of `texts`, and a row of "sst" for each of `one`."""
+    sst, mlm = masked_recipe_of().tasks
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 5, len(one)).astype(np.float64)
+    data = {
+        "sst": Inputs(sst, (tokens_of(one, seed=seed, sort=False),), labels, Truncation()),
+        "mlm": Inputs(mlm, (texts_of(texts, seed),), None, Truncation(), masking_of(rate=rate, place=1)),
+    }
+    rows = {"sst": rng.permutation(len(one)), "mlm": rng.permutation(len(texts))}
+    return collate(tuple(Part(name, numbers) for name, numbers in rows.items() if len(numbers)), data)
 
 
 def batch_of(one: Sequence[int], two: Sequence[int] = (), *, seed: int = 0) -> Batch:

@@ -60,26 +60,38 @@ class Stopped(Exception):  # noqa: N818 - a power cut, not an error
 
 
 class Listener(Silent):
-    """Remembers what it is told; stops the run at a step, or at the evaluation of a step."""
+    """Remembers what it is told; stops the run at a step, or at the evaluation of a step, of a stage or of any part, or
+    where a part begins.
+    """
 
-    def __init__(self, *, at_step: int = 0, at_evaluation: int = 0) -> None:
-        self.at_step, self.at_evaluation = at_step, at_evaluation
+    def __init__(self, *, at_step: int = 0, at_evaluation: int = 0, at_part: str = "", part: str = "") -> None:
+        self.at_step, self.at_evaluation, self.at_part = at_step, at_evaluation, at_part
+        self.part = part
+        self.parts: list[tuple[str, int, int]] = []
         self.plan: Plan | None = None
         self.steps: list[int] = []
         self.evaluations: list[Mapping[str, Any]] = []
         self.warnings: list[str] = []
 
+    def entering(self, name: str, number: int, parts: int) -> None:
+        self.parts.append((name, number, parts))
+        if name == self.at_part:
+            raise Stopped
+
     def planned(self, plan: Plan) -> None:
         self.plan = plan
 
+    def here(self) -> bool:
+        return not self.part or (bool(self.parts) and self.parts[-1][0] == self.part)
+
     def stepped(self, step: int, _record: Mapping[str, Any] | None) -> None:
         self.steps.append(step)
-        if step == self.at_step:
+        if step == self.at_step and self.here():
             raise Stopped
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
         self.evaluations.append(record)
-        if record["step"] == self.at_evaluation:
+        if record["step"] == self.at_evaluation and self.here():
             raise Stopped
 
     def warn(self, message: str) -> None:
@@ -94,7 +106,7 @@ def left_behind(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"names": [str(path.relative_to(run)) for path in paths]}
     for path in paths:
         name = str(path.relative_to(run))
-        if name == "metrics.jsonl":
+        if path.name == "metrics.jsonl":
             found[name] = [without_seconds(record) for record in read_metrics(path)]
         elif path.suffix == ".json":
             found[name] = without_seconds(json.loads(path.read_text(encoding="utf-8")))

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from minbert.data.masking import Masking
 from minbert.data.tokenizer import Tokens
 from minbert.model.encoder import Encoder, EncoderConfig
 
 VOCABULARY = 40
+PIECES = range(25, 40)
+"""For texts that are masked: below 5 are special tokens, then 20 words, and 15 pieces that go on with one."""
 
 
 def tokens_of(lengths: Sequence[int], *, seed: int = 0, kind: str = "bert", sort: bool = True) -> Tokens:
@@ -21,6 +24,21 @@ def tokens_of(lengths: Sequence[int], *, seed: int = 0, kind: str = "bert", sort
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     segments = rng.integers(0, 2 if kind == "bert" else 1, offsets[-1])
     return Tokens(rng.integers(0, VOCABULARY, offsets[-1]).astype(np.int32), segments.astype(np.uint8), offsets)
+
+
+def texts_of(lengths: Sequence[int], seed: int = 0) -> Tokens:
+    """[CLS] (2), as many random words and pieces of them, [SEP] (3)."""
+    rng = np.random.default_rng(seed)
+    rows = [[2, rng.integers(5, 25), *rng.integers(5, VOCABULARY, length - 1), 3] for length in lengths]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return Tokens(np.concatenate(rows).astype(np.int32), np.zeros(offsets[-1], np.uint8), offsets)
+
+
+def masking_of(*, rate: float = 0.15, whole_words: bool = False, seed: int = 1, place: int = 0) -> Masking:
+    """For such texts; the mask is 4."""
+    special, continues = np.zeros(VOCABULARY, bool), np.zeros(VOCABULARY, bool)
+    special[:5], continues[list(PIECES)] = True, True
+    return Masking(rate, whole_words, 4, special, continues, seed, place)
 
 
 def small_encoder(kind: str = "bert", *, seed: int = 0, dropout: float = 0.0, **shape: Any) -> Encoder:

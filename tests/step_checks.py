@@ -19,15 +19,17 @@ from minbert.training.graphs import Graphs, Staged, lay_out, layout_of
 from minbert.training.step import TrainStep
 from tests.fused_checks import all_near, near
 from tests.interpreter import Checks
-from tests.laid_out import batch_of, model_of, recipe_of
+from tests.laid_out import batch_of, masked_batch_of, masked_recipe_of, model_of, recipe_of
 from tests.sequences import gradients
 
 checks = Checks("tests.step_checks")
 SMALL = patch.object(graphs, "LEAST", 64)  # layouts are rounded up to 256 tokens, which takes long here
 
 
-def step_of(*, fused: bool, pooling: str = "cls", device: torch.device, **tables: Any) -> TrainStep:
-    recipe = recipe_of(**tables)
+def step_of(
+    *, fused: bool, pooling: str = "cls", device: torch.device, masked: bool = False, **tables: Any
+) -> TrainStep:
+    recipe = masked_recipe_of(**tables) if masked else recipe_of(**tables)
     model = model_of(recipe, pooling).to(device)
     if fused:
         model.runner = FusedRunner(model.encoder, "fp32")
@@ -110,6 +112,24 @@ def chunks_are_dropped_out_the_same_way_twice(device: torch.device) -> None:
     assert torch.equal(seen[1], seen[3]), "second chunk"
     step.gradient_cached([batch_of([], [3, 5, 2, 4], seed=1)])
     assert not torch.equal(seen[4], seen[0]), "another step, other dropout"
+
+
+@checks.add_each({"alone": [], "beside-another-task": [4, 2, 9]})
+def a_laid_out_batch_of_masked_tokens(device: torch.device, one: list[int]) -> None:
+    """Tokens to guess that are not there count for nothing, in the token table's gradient too."""
+    batch = masked_batch_of([3, 9, 1, 5, 7, 20], one)
+    plain, fused = (step_of(fused=fused, device=device, masked=True) for fused in (False, True))
+    plain.gradient(ready(batch, plain.model.encoder))
+    with SMALL:
+        laid = staged(batch, fused.model.encoder.config, 2)
+    (_, _, guessed) = laid.layout.parts[-1]
+    assert guessed > batch.parts[-1].rows == 7
+    fused.gradient(laid.layout.batch(laid.block.to(device)))
+    near(fused.totals, plain.totals, "losses")
+    assert fused.totals[:, 1].tolist() == [len(one), 7.0], "tokens that are there"
+    found, expected = gradients(fused.model), gradients(plain.model)
+    assert expected["encoder.embeddings.tokens.weight"].any()
+    all_near(found, expected)
 
 
 @checks.add

@@ -142,10 +142,11 @@ def test_what_cannot_be_resampled_is_said() -> None:
 def test_score_gives_the_metrics_of_the_kind_each_as_bootstrapped_alone(kind: str) -> None:
     labels, probabilities, _ = rows_for(roc_auc)
     predictions = probabilities.argmax(axis=1)
-    scores = score(kind, labels, predictions, probabilities, rng=rng(3), samples=60)
+    losses = rng(6).random(len(labels))
+    scores = score(kind, labels, predictions, probabilities, losses=losses, rng=rng(3), samples=60)
     assert list(scores) == list(METRICS[kind])
     for name, metric in METRICS[kind].items():
-        outputs = probabilities if metric.reads == "probabilities" else predictions
+        outputs = {"probabilities": probabilities, "losses": losses}.get(metric.reads, predictions)
         assert scores[name] == bootstrap(metric, labels, outputs, rng=rng(3), samples=60)
 
 

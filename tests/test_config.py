@@ -278,7 +278,7 @@ def test_a_users_own_task() -> None:
     )
     assert refusal(lambda: parse("[tasks.mood]")) == (
         "recipe: [tasks.mood] has no kind and is not built in; "
-        "expected kind to be one of: classification, regression, pair-classification, pair-regression, contrastive"
+        "expected kind to be one of: classification, regression, pair-classification, pair-regression, contrastive, masked"
     )
     message = refusal(lambda: parse("[tasks.x]\nkind = 'pair'"))
     assert message.startswith('recipe: [tasks.x]: kind is "pair"')

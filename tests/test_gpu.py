@@ -140,6 +140,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "quora": {"kind": "contrastive", "head": "simcse", "loss": "mnr", "temperature": 0.5},
         }
     },
+    "masked": {"tasks": {"sst": {"kind": "masked"}, "quora": {"kind": "masked", "whole_words": True}}},
+    "masked beside": {"tasks": {"sst": {"kind": "masked"}}, "sampler": {"kind": "all"}, "training": {"epochs": 12}},
 }
 
 
@@ -276,6 +278,7 @@ STOPS: dict[str, dict[str, Any]] = {
     "accumulate": {"training": {"accumulate": 4}},
     "unfreeze": {"training": {"mode": "unfreeze"}},
     "plain kernels": {"training": {"kernels": "plain"}},
+    "masked": {"tasks": {"sst": {"kind": "masked"}, "quora": {"kind": "masked", "whole_words": True}}},
 }
 
 

@@ -19,7 +19,7 @@ from minbert.model.encoder import EncoderConfig
 from minbert.model.packed import BLOCK
 from minbert.training import graphs
 from minbert.training.graphs import LEAST, SLOTS, Layout, Staging, ahead, lay_out, layout_of, rounded
-from tests.laid_out import batch_of
+from tests.laid_out import batch_of, masked_batch_of
 
 LENGTHS = st.lists(st.integers(1, 200), min_size=1, max_size=40)
 SHORT = st.lists(st.integers(1, 20), min_size=1, max_size=60)
@@ -108,6 +108,34 @@ def test_rows_that_are_not_there_have_no_label(one: list[int], two: list[int]) -
         assert np.isnan(labels[part.rows :]).all()
 
 
+@given(SHORT | LENGTHS, st.lists(st.integers(1, 50), max_size=20), st.floats(0.05, 1.0))
+@settings(deadline=None, max_examples=60)
+def test_tokens_to_guess_that_are_not_there_have_no_label(texts: list[int], one: list[int], rate: float) -> None:
+    batch = masked_batch_of(texts, one, rate=rate)
+    layout, block = written(batch, BERT)
+    found = arrays(layout, block)
+    part, (task, views, rows) = batch.parts[-1], layout.parts[-1]
+    assert (task, views) == ("mlm", 1)
+    assert rows % (layout.tokens // 16) == 0
+    assert 0 <= rows - part.rows < layout.tokens // 16
+    index = found["index mlm"]
+    assert index[: part.rows].tolist() == part.index[0].tolist()
+    assert not index[part.rows :].any(), "they read the first token, which is there"
+    labels = found["labels mlm"].view(np.float32)
+    assert labels[: part.rows].tolist() == part.labels.tolist()
+    assert np.isnan(labels[part.rows :]).all()
+    assert found["offsets"][: len(batch.tokens) + 1].tolist() == batch.tokens.offsets.tolist()
+    assert found["offsets"][-1] == layout.tokens, "there is room for every sequence"
+
+
+def test_layouts_of_masked_batches_are_few() -> None:
+    """At the usual rate the number of tokens to guess adds no layouts to those of the batches' sizes."""
+    rng = np.random.default_rng(0)
+    batches = [masked_batch_of(rng.integers(8, 40, 32).tolist(), seed=seed) for seed in range(60)]
+    layouts = {layout_of(batch, 2) for batch in batches}
+    assert len(layouts) == len({layout.tokens for layout in layouts})
+
+
 @pytest.mark.parametrize(("positions", "longest"), [(16, 9), (24, 20), (40, 35)])  # fewer are not run by graphs
 def test_no_position_is_beyond_the_table(positions: int, longest: int) -> None:
     layout, block = written(batch_of([longest, 3]), EncoderConfig(positions=positions))
@@ -163,6 +191,7 @@ CHECKS = [
     "a_laid_out_batch_of_long_sequences",
     "a_laid_out_contrastive_batch",
     "chunks_are_dropped_out_the_same_way_twice",
+    "a_laid_out_batch_of_masked_tokens",
     "unrecorded_graphs_are_steps",
 ]
 

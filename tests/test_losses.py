@@ -60,6 +60,10 @@ def probabilities(logits: Tensor) -> np.ndarray:
     return powers / powers.sum(1, keepdims=True)
 
 
+def guesser() -> Task:
+    return check_task(Task("mlm", "masked"))
+
+
 # --- classes --------------------------------------------------------------------------------------------------------
 
 
@@ -232,6 +236,11 @@ def test_every_loss_of_the_table_is_built_with_the_tasks_settings() -> None:
             (one, scores),
             F.binary_cross_entropy_with_logits(one[:, 0], (scores > 4).float()),
         ),
+        "masked-lm": (
+            guesser(),
+            (random(ROWS, 7), classes_of(7)),
+            F.cross_entropy(random(ROWS, 7), classes_of(7).long()),
+        ),
     }
     assert set(asked) == set(LOSSES) - set(CONTRASTIVE)  # which have a file of their own
     for name, (task, tensors, expected) in asked.items():
@@ -260,6 +269,7 @@ WITH_GAPS: dict[str, tuple[Task, int]] = {
     "cosent": (scorer(head="cosine", loss="cosent", scale=2.0), 1),
     "bce-threshold": (scorer(loss="bce-threshold", threshold=2.0), 1),
     **{name: (scorer(head="cosine", loss=name), 8) for name in CONTRASTIVE},
+    "masked-lm": (guesser(), 7),
 }
 
 
@@ -272,7 +282,8 @@ def test_every_loss_is_tried_with_gaps() -> None:
 def test_a_row_without_a_label_counts_for_nothing(name: str, missing: list[int]) -> None:
     """Value and gradient are those of the rows that are there; the others' gradient is 0."""
     task, width = WITH_GAPS[name]
-    labels = classes_of(len(task.classes)) if task.is_classification else scores_of()
+    classes = 7 if task.is_masked else len(task.classes)
+    labels = classes_of(classes) if classes else scores_of()
     there = torch.ones(ROWS, dtype=torch.bool)
     there[missing] = False
     gaps = labels.masked_fill(~there, math.nan)

@@ -24,6 +24,7 @@ from minbert.evaluation.metrics import (
     confusion_matrix,
     log_loss,
     macro_f1,
+    masked_accuracy,
     mean_absolute_error,
     mean_class_accuracy,
     mean_squared_error,
@@ -32,6 +33,7 @@ from minbert.evaluation.metrics import (
     overall_2024,
     pearson,
     per_class_accuracy,
+    perplexity,
     primary_metric,
     roc_auc,
     spearman,
@@ -142,6 +144,15 @@ def test_per_class_accuracy_names_the_absent_class() -> None:
 
 
 # --- degenerate input -----------------------------------------------------------------------------------------------
+
+
+def test_masked_tokens_count_whatever_row_they_are_in() -> None:
+    """Three rows with 1, 3 and 0 tokens to guess, of which 1, 1 and 0 were right."""
+    assert masked_accuracy([1, 3, 0], [1, 1, 0]) == 0.5
+    assert perplexity([1, 3, 0], [0.5, 5.5, 0.0]) == pytest.approx(math.exp(1.5))
+    assert math.isnan(masked_accuracy([0], [0]))
+    assert math.isnan(perplexity([0], [0.0]))
+    assert math.isfinite(perplexity([1], [1e6])), "JSON knows no infinity"
 
 
 @pytest.mark.parametrize("metric", [pearson, spearman])

@@ -16,12 +16,13 @@ STAND_INS = {"classification": "sentiment", "pair-classification": "paraphrase",
 
 
 def on_the_sample(recipe: Recipe, encoder: Path) -> Recipe:
-    """The same recipe over the embedded sample, for a few steps."""
+    """The same recipe over the embedded sample, for a few steps, and its stages likewise."""
     tasks = []
     for task in recipe.tasks:
-        stem = STAND_INS[task.kind]
+        stem = STAND_INS.get(task.kind) or ("paraphrase" if task.is_pair else "sentiment")
         header = (SAMPLE / f"{stem}-dev.tsv").read_text().splitlines()[0].split("\t")
-        files = {"train": (f"{stem}-dev.tsv",), "dev": (f"{stem}-dev.tsv",), "label": header[-1]}
+        label = header[-1] if task.has_label else ""
+        files = {"train": (f"{stem}-dev.tsv",), "dev": (f"{stem}-dev.tsv",), "label": label}
         tasks.append(replace(task, **files))
     return replace(
         recipe,
@@ -29,6 +30,7 @@ def on_the_sample(recipe: Recipe, encoder: Path) -> Recipe:
         data=EMBEDDED,
         model=replace(recipe.model, encoder=str(encoder), max_tokens=64),
         training=replace(recipe.training, epochs=1, evaluate_every=0, train_sample=20),
+        stages=tuple(on_the_sample(stage, encoder) for stage in recipe.stages),
     )
 
 
@@ -38,6 +40,8 @@ def test_a_recipe_trains(path: Path, tmp_path: Path, tiny_encoder: Path) -> None
     run = train(recipe, out=tmp_path / "run", device="cpu")
     assert set(run.results["dev"]) == {task.name for task in recipe.tasks}
     assert run.results["steps"] > 0
+    assert list(run.results["stages"]) == [stage.name for stage in recipe.stages]
+    assert all(stage["steps"] > 0 for stage in run.results["stages"].values())
 
 
 def test_every_recipe_is_in_the_index() -> None:

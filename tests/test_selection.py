@@ -39,6 +39,7 @@ def select(scores: list[dict[str, float]], **config: Any) -> list[list[str]]:
         ({"best": "task", "best_task": "b"}, [[MODEL], [], [MODEL], [MODEL], []]),
         ({"best": "any-improves"}, [[MODEL], [MODEL], [MODEL], [MODEL], []]),
         ({"best": "per-task"}, [[MODEL, A, B], [A], [MODEL, B], [B], []]),
+        ({"best": "last"}, [[MODEL], [MODEL], [MODEL], [MODEL], [MODEL]]),
     ],
 )
 def test_rules(config: dict[str, Any], expected: list[list[str]]) -> None:
@@ -51,6 +52,7 @@ def test_rules(config: dict[str, Any], expected: list[list[str]]) -> None:
         ({"best": "mean"}, 0.5),
         ({"best": "any-improves"}, 0.5),
         ({"best": "per-task"}, 0.5),
+        ({"best": "last"}, 0.5),
         ({"best": "weighted-mean", "best_weights": {"a": 3.0}}, (3 * 0.8 + 0.2) / 4),
         ({"best": "task", "best_task": "b"}, 0.2),
     ],
@@ -88,7 +90,7 @@ def test_without_patience_it_never_stops() -> None:
 scores = st.lists(
     st.fixed_dictionaries({"a": st.floats(-1, 1) | st.just(math.nan), "b": st.floats(-1, 1)}), min_size=1, max_size=12
 )
-rules = st.sampled_from(["mean", "weighted-mean", "any-improves", "task", "per-task"])
+rules = st.sampled_from(["mean", "weighted-mean", "any-improves", "task", "per-task", "last"])
 
 
 @given(scores, rules)
@@ -99,7 +101,9 @@ def test_the_last_kept_model_has_the_best_aggregate(history: list[dict[str, floa
     aggregates = [selection.aggregate(one) for one in history]
     assert kept[0] == 0
     assert selection.best["*"] == max(aggregates)
-    if best != "any-improves":
+    if best == "last":
+        assert kept == list(range(len(history)))
+    elif best != "any-improves":
         assert kept[-1] == aggregates.index(max(aggregates))
 
 

@@ -385,9 +385,12 @@ def _describe_data(recipe: Path, set: list[str] | None, data: str | None, *, sta
     from minbert.data.check import check_data, render, token_counter
 
     chosen = read_recipe(recipe, sets=set or [])
-    found = check_data(chosen, data_folder(chosen, data), count_tokens=token_counter(chosen.model.encoder))
-    render(found, out, stats=stats)
-    return found.ok
+    count, ok = token_counter(chosen.model.encoder), True
+    for part in (*chosen.stages, chosen):
+        found = check_data(part, data_folder(chosen, data), count_tokens=count)
+        render(found, out, stats=stats)
+        ok = ok and found.ok
+    return ok
 
 
 @data_app.command("fetch", epilog="Example: [bold]minbert data fetch cs224n --data data[/]")

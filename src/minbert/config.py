@@ -119,8 +119,8 @@ class TrainingConfig:
     """Steps between evaluations; 0: at the end of each epoch."""
     train_sample: int = 1000
     """Training rows of each task that are scored beside dev, to show the gap; 0: none."""
-    best: Literal["mean", "weighted-mean", "any-improves", "task", "per-task"] = "mean"
-    """When a checkpoint is the best so far."""
+    best: Literal["mean", "weighted-mean", "any-improves", "task", "per-task", "last"] = "mean"
+    """When a checkpoint is the best so far; with last, each is: the model of the last evaluation is the one kept."""
     best_task: str = ""
     """For best = "task": which."""
     best_weights: dict[str, float] = field(default_factory=dict)
@@ -147,6 +147,19 @@ class Recipe:
     sampler: SamplerConfig = SamplerConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
+    stages: tuple[Recipe, ...] = ()
+    """What to train before, one after the other, each with its own tasks, sampler, optimizer and training: [[stages]]. A
+    stage hands its encoder to the next, and the last of them to the recipe's own tasks; heads start fresh. Its name is
+    how --set reaches it: stages.NAME.training.epochs=1."""
+
+    def __post_init__(self) -> None:
+        """Stages have the seed, the data and the encoder of the whole, also where those were replaced."""
+        if self.stages:
+            stages = (
+                replace(stage, data=self.data, seed=self.seed, model=replace(stage.model, encoder=self.model.encoder))
+                for stage in self.stages
+            )
+            object.__setattr__(self, "stages", tuple(stages))
 
     def task(self, name: str) -> Task:
         for task in self.tasks:
@@ -215,9 +228,41 @@ def parse_recipe(raw: Mapping[str, Any], where: str = "recipe") -> Recipe:
     if not isinstance(rows, Mapping) or not rows:
         raise MinbertError(f"{where}: no tasks; expected a table such as [tasks.sst]")
     tasks = tuple(check_task(_task(name, row, where)) for name, row in rows.items())
-    recipe: Recipe = _build(Recipe, table, where, tasks=tasks)
+    stages = _stages(table.pop("stages", ()), table.get("model", {}), where)
+    recipe: Recipe = _build(Recipe, table, where, tasks=tasks, stages=stages)
     _check(recipe, where)
     return recipe
+
+
+STAGE_KEYS = ("name", "about", "tasks", "model", "sampler", "optimizer", "training")
+
+
+def _stages(raw: Any, model: Any, where: str) -> tuple[Recipe, ...]:
+    """The recipes of [[stages]], each over the whole's model table."""
+    if not isinstance(raw, list | tuple) or not all(isinstance(stage, Mapping) for stage in raw):
+        raise MinbertError(f"{where}: stages is {raw!r:.60}; expected tables, each [[stages]]")
+    stages: list[Recipe] = []
+    for number, given in enumerate(raw, start=1):
+        stage = {"name": f"stage-{number}", **given}
+        name = stage["name"]
+        if not isinstance(name, str) or not name.replace("-", "").replace("_", "").isalnum():
+            raise MinbertError(f"{where}: a stage is named {name!r}; expected letters, digits, - and _")
+        if name in [other.name for other in stages]:
+            raise MinbertError(f'{where}: two stages are named "{name}"; expected different names')
+        spot = f'{where}: stage "{name}"'
+        for key in stage:
+            if key == "stages":
+                raise MinbertError(f"{spot} has stages of its own; expected them one after the other")
+            if key not in STAGE_KEYS:
+                near = " (it is the whole recipe's)" if hasattr(Recipe, key) else suggest(key, STAGE_KEYS)
+                raise MinbertError(f'{spot}: unknown key "{key}"{near}; a stage has: {", ".join(STAGE_KEYS)}')
+        own = stage.get("model", {})
+        if isinstance(own, Mapping) and isinstance(model, Mapping):
+            if "encoder" in own:
+                raise MinbertError(f"{spot}: model.encoder is {own['encoder']!r}; a stage trains the recipe's own")
+            stage["model"] = {**model, **own}
+        stages.append(parse_recipe(stage, spot))
+    return tuple(stages)
 
 
 def data_folder(recipe: Recipe, chosen: str | Path | None = None) -> Path:
@@ -231,23 +276,32 @@ def data_folder(recipe: Recipe, chosen: str | Path | None = None) -> Path:
 
 def to_toml(recipe: Recipe) -> str:
     """The whole recipe, defaults included, in the form that `read_recipe` takes."""
+    lines = _lines(recipe, [item.name for item in fields(Recipe)])
+    for stage in recipe.stages:
+        lines += ["", "[[stages]]", *_lines(stage, STAGE_KEYS, "stages.")]
+    return "\n".join(lines) + "\n"
+
+
+def _lines(recipe: Recipe, keys: Iterable[str], prefix: str = "") -> list[str]:
+    """The lines of a recipe, or of a stage, whose model has no encoder of its own."""
     lines = []
     tables: list[tuple[str, Any]] = []
-    for item in fields(Recipe):
-        value = getattr(recipe, item.name)
-        if item.name == "tasks":
+    for key in keys:
+        value = getattr(recipe, key)
+        if key == "tasks":
             tables += [(f"tasks.{_key(task.name)}", task) for task in value]
         elif dataclasses.is_dataclass(value):
-            tables.append((item.name, value))
-        else:
-            lines.append(f"{item.name} = {_toml(value)}")
+            tables.append((key, value))
+        elif key != "stages":
+            lines.append(f"{key} = {_toml(value)}")
     for name, table in tables:
-        lines += ["", f"[{name}]"]
+        left_out = "name" if name.startswith("tasks.") else "encoder" if prefix and name == "model" else ""
+        lines += ["", f"[{prefix}{name}]"]
         for item in fields(table):
             value = getattr(table, item.name)
-            if value is not None and not (name.startswith("tasks.") and item.name == "name"):
+            if value is not None and item.name != left_out:
                 lines.append(f"{item.name} = {_toml(value)}")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:
@@ -264,10 +318,19 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
         for key in sorted({*left, *right})
         if left.get(key, missing) != right.get(key, missing)
     ]
-    new, old = ([task.name for task in recipe.tasks] for recipe in (one, other))
-    if new != old and set(new) == set(old):  # heads and random streams go by a task's place
-        lines.append(f"order of tasks: {', '.join(new)}, was {', '.join(old)}")
+    lines += _moved("tasks", one.tasks, other.tasks)  # heads and random streams go by a task's place
+    lines += _moved("stages", one.stages, other.stages)
+    before = {stage.name: stage for stage in other.stages}
+    for stage in one.stages:
+        if stage.name in before:
+            lines += _moved(f"tasks of {stage.name}", stage.tasks, before[stage.name].tasks)
     return lines
+
+
+def _moved(what: str, one: Iterable[Task | Recipe], other: Iterable[Task | Recipe]) -> list[str]:
+    new, old = ([item.name for item in items] for items in (one, other))
+    same = new == old or set(new) != set(old)
+    return [] if same else [f"order of {what}: {', '.join(new)}, was {', '.join(old)}"]
 
 
 def _check(recipe: Recipe, where: str) -> None:
@@ -343,8 +406,8 @@ def _task(name: str, row: Any, where: str) -> Task:
     row = dict(row)
     like = row.pop("like", name)
     spot = f"{where}: [tasks.{name}]"
-    no_labels = row.get("kind") == "contrastive"
-    if no_labels:
+    no_labels = row.get("kind") in ("contrastive", "masked")  # which have their texts alone
+    if row.get("kind") == "contrastive":
         row.setdefault("head", "cosine")
     if like not in BUILT_IN:
         if like != name:
@@ -418,17 +481,33 @@ def _apply(raw: dict[str, Any], setting: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text.strip()
     *path, last = key.strip().split(".")
-    table = raw
+    table: Any = raw
     for part in path:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
+        table = _stage_table(table, part, setting) if isinstance(table, list) else table.setdefault(part, {})
+        if not isinstance(table, dict | list):
             raise MinbertError(f"--set {setting}: {part} is not a table")
+    if isinstance(table, list):
+        _stage_table(table, last, setting)
+        raise MinbertError(f"--set {setting}: {last} is a stage; expected one of its settings, as in {key}.name=...")
     table[last] = value
+
+
+def _stage_table(stages: list[Any], name: str, setting: str) -> Any:
+    """The table of the stage of this name."""
+    tables = {stage.get("name", f"stage-{n}"): stage for n, stage in enumerate(stages, 1) if isinstance(stage, dict)}
+    if name not in tables:
+        names = ", ".join(map(str, tables))
+        raise MinbertError(
+            f'--set {setting}: no stage "{name}"{suggest(name, map(str, tables))}; the stages are: {names}'
+        )
+    return tables[name]
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in table.items():
+        if key == "stages":
+            value = {stage["name"]: stage for stage in value}
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
 

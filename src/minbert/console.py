@@ -57,6 +57,7 @@ class RunWatcher:
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.status = console.status("")
         self.task: TaskID | None = None
+        self.part = ""  # of a run with stages
         self.started, self.rows_before = time.perf_counter(), 0
 
     def __enter__(self) -> RunWatcher:
@@ -74,6 +75,16 @@ class RunWatcher:
         self.status.stop()
         self.console.print(note, highlight=False, markup=False)
 
+    def entering(self, name: str, number: int, parts: int) -> None:
+        """A stage, or the main part as the last: said, and shown at the bar from now on."""
+        self.part = f"{name} ({number}/{parts})  "
+        kind = "stage" if number < parts else "main training"
+        self.console.print(f"{kind} {name}: part {number} of {parts}", highlight=False, markup=False)
+        if self.task is not None:
+            self.progress.remove_task(self.task)
+            self.task = None
+        self.rows_before = 0
+
     def planned(self, plan: Any) -> None:
         table = Table("task", "rows", "batches", "rows trained", "passes", "share of steps", title="planned mix")
         for name, row in plan.tasks.items():
@@ -81,7 +92,7 @@ class RunWatcher:
             table.add_row(name, *(f"{count:,}" for count in counts), f"{row.passes:.1f}", f"{row.share:.0%}")
         self.console.print(table)
         self.console.print(f"{plan.steps:,} steps in {len(plan.epochs)} epochs", highlight=False)
-        self.task = self.progress.add_task("training", total=plan.steps, rate="")
+        self.task = self.progress.add_task(f"{self.part}training", total=plan.steps, rate="")
         self.progress.start()
         self.started = time.perf_counter()
 
@@ -97,7 +108,7 @@ class RunWatcher:
         losses = "  ".join(f"{name} {loss:.3f}" for name, loss in record["loss"].items())
         self.progress.update(
             self.task,
-            description=f"epoch {record['epoch']}  loss {losses}  lr {record['lr']:.1e}",
+            description=f"{self.part}epoch {record['epoch']}  loss {losses}  lr {record['lr']:.1e}",
             rate=f"{rate:,.0f} rows/s" if rate else "",
         )
 
@@ -115,7 +126,14 @@ class RunWatcher:
 
 
 def print_results(results: Mapping[str, Any], console: Console = out) -> None:
-    """Dev and train scores of a run, with intervals and the gap."""
+    """Dev and train scores of a run, with intervals and the gap; before them, those of its stages."""
+    for stage, before in results["stages"].items():
+        scores = (
+            f"{name} {number(found['metrics'][found['metric']]['value'])}" for name, found in before["dev"].items()
+        )
+        console.print(
+            f"stage {stage}: {'  '.join(scores)}  ({before['seconds']:,.0f} s)", highlight=False, markup=False
+        )
     table = Table(
         "task", "metric", "dev", "95% interval", "train", "gap", title=f"{results['name']}: {results['encoder']}"
     )

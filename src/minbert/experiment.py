@@ -4,7 +4,7 @@
     run.results["overall"]
 
 A run's folder holds recipe.toml (resolved), metrics.jsonl, results.json, checkpoints/, predictions/ and model/, the
-chosen model, which every other command takes.
+chosen model, which every other command takes. With stages, stages/1-NAME/ is a run's folder too, less its checkpoints.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,10 +34,10 @@ from minbert.encoders import find_encoder
 from minbert.errors import MinbertError, shown
 from minbert.evaluation.evaluate import Evaluation, choose_decision, evaluate_task, labels_of, overall, quick_scores
 from minbert.evaluation.geometry import PURPOSE, Geometry, measure, positives, sample
-from minbert.evaluation.results import environment, gap, write_json, write_predictions
+from minbert.evaluation.results import environment, gap, read_results, write_json, write_predictions
 from minbert.machine import set_threads
 from minbert.model.multitask import MultitaskModel, encode_pooled, outputs_of, vectors_pooled
-from minbert.model.pretrained import load_folder
+from minbert.model.pretrained import has_vocabulary, load_folder, load_vocabulary
 from minbert.model.saved import Manifest, build_model, load_model, save_model, update_manifest
 from minbert.tasks import HEADS, Task
 from minbert.training.trainer import Silent, Trainer, Watcher
@@ -91,6 +92,14 @@ class Preparing(Protocol):
     def warn(self, message: str) -> None: ...
 
 
+@runtime_checkable
+class StageWatcher(Protocol):
+    """A watcher that also wants to know which part of a run with stages begins."""
+
+    def entering(self, name: str, number: int, parts: int) -> None:
+        """A stage, or after them, as the last part, the recipe's own tasks."""
+
+
 class Unwatched:
     def preparing(self, what: str) -> None: ...
     def prepared(self, note: str) -> None: ...
@@ -126,20 +135,83 @@ def train(
     _check_run(folder, recipe, resume=resume, overwrite=overwrite)
     where = choose_device(device)
     set_threads()
-    tokenizer, model, manifest = new_model(recipe, where)
-    prepared = prepare(
-        recipe,
-        tokenizer,
-        data_folder(recipe, data),
-        cache=TokenCache.from_environment(watcher.warn),
-        watcher=watcher if isinstance(watcher, Preparing) else None,
-    )
+    parts = {stage_folder(folder, number, stage): stage for number, stage in enumerate(recipe.stages, start=1)}
+    done = list(takewhile(_is_finished, parts)) if resume else []
+    parts[folder] = recipe
+    left = {path: part for path, part in parts.items() if path not in done}
+    made = new_model(next(iter(left.values())), where, start=_encoder_of(done))
+    # Everything is read before anything is trained: a file that is wrong is found now, not after the stages.
+    prepared = {
+        path: prepare(
+            part,
+            made[0],
+            data_folder(recipe, data),
+            cache=TokenCache.from_environment(watcher.warn),
+            watcher=watcher if isinstance(watcher, Preparing) else None,
+        )
+        for path, part in left.items()
+    }
     if resume:
-        _check_same_files(folder, prepared)
-    try:
-        _open_run(folder, recipe, prepared, overwrite=overwrite and not resume)
-    except OSError as error:
-        raise MinbertError(f"{shown(folder)}: cannot be written ({error.strerror}); expected room for a run") from error
+        for path, found in prepared.items():
+            _check_same_files(path, found)
+    _open(folder, recipe, prepared[folder], overwrite=overwrite and not resume)
+    for path, part in left.items():
+        if recipe.stages and isinstance(watcher, StageWatcher):
+            watcher.entering(part.name, len(done) + 1, len(parts))
+        if path != next(iter(left)):
+            made = new_model(part, where, start=_encoder_of(done))
+        if path != folder:
+            _open(path, part, prepared[path], overwrite=not resume)
+        results = _train_part(part, path, made, prepared[path], where, resume=resume, watcher=watcher)
+        if path != folder:
+            shutil.rmtree(path / "checkpoints", ignore_errors=True)  # its model is what goes on
+            done.append(path)
+    return Run(folder, results)
+
+
+def stage_folder(run: Path, number: int, stage: Recipe) -> Path:
+    """Where a run keeps its stage of this number, counted from 1."""
+    return run / "stages" / f"{number}-{stage.name}"
+
+
+def _is_finished(folder: Path) -> bool:
+    """results.json is the last thing that is written; then the checkpoints go."""
+    finished = (folder / "results.json").exists() and (folder / "model").exists()
+    if finished:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # where that was cut short
+    return finished
+
+
+def _encoder_of(stages: Sequence[Path]) -> Path | None:
+    """What the last of the finished stages hands on."""
+    return stages[-1] / "model" / "encoder" if stages else None
+
+
+def _stages_before(folder: Path, recipe: Recipe) -> dict[str, Any]:
+    """What results.json says of the stages."""
+    found = {}
+    for number, stage in enumerate(recipe.stages, start=1):
+        results = read_results(stage_folder(folder, number, stage))
+        found[stage.name] = {key: results[key] for key in ("overall", "dev", "steps", "rows", "seconds")}
+    return found
+
+
+def _train_part(
+    recipe: Recipe,
+    folder: Path,
+    made: tuple[Tokenizer, MultitaskModel, Manifest],
+    prepared: Prepared,
+    device: torch.device,
+    *,
+    resume: bool,
+    watcher: Watcher,
+) -> dict[str, Any]:
+    """A stage or, after them, the recipe's own tasks; returns its results."""
+    tokenizer, model, manifest = made
+    layers = masked_layers(recipe)
+    if layers and isinstance(watcher, Preparing):
+        found = "; ".join(f"{name} {origin}" for name, origin in layers.items())
+        watcher.prepared(f"prediction layer of masked tasks: {found}")
     sample = _train_sample(prepared.inputs["train"], recipe)
 
     def evaluate(current: MultitaskModel) -> dict[str, dict[str, float]]:
@@ -156,13 +228,13 @@ def train(
     if not (folder / "model").exists():
         raise MinbertError(f"{shown(folder)}: the chosen model could not be saved; free some space and use --resume")
     try:
-        results = _finish(recipe, folder, prepared, sample, trainer, where)
+        results = _finish(recipe, folder, prepared, sample, trainer, device)
     except OSError as error:
         raise MinbertError(f"{shown(folder)}: results not written ({error.strerror}); --resume tries again") from error
     changed = _changed_files(prepared)
     if changed:
         watcher.warn(f"{', '.join(changed)} changed while the run was going; it used what it had read at the start")
-    return Run(folder, results)
+    return results
 
 
 def as_recipe(recipe: Recipe | str | Path | Mapping[str, Any]) -> Recipe:
@@ -187,13 +259,27 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def new_model(recipe: Recipe, device: torch.device) -> tuple[Tokenizer, MultitaskModel, Manifest]:
-    """The recipe's encoder with fresh heads, seeded by the recipe."""
+def new_model(
+    recipe: Recipe, device: torch.device, *, start: Path | None = None
+) -> tuple[Tokenizer, MultitaskModel, Manifest]:
+    """The recipe's encoder, or what a stage made of it (`start`), with fresh heads, seeded by the recipe."""
     folder = find_encoder(recipe.model.encoder)
     generator = torch.Generator().manual_seed(recipe.seed)
-    encoder, _ = load_folder(folder, dropout=recipe.model.encoder_dropout, generator=generator)
+    encoder, _ = load_folder(start or folder, dropout=recipe.model.encoder_dropout, generator=generator)
     manifest = Manifest(recipe.tasks, recipe.model, recipe=recipe.name, data=recipe.data)
-    return Tokenizer.load(folder), build_model(manifest, encoder, generator=generator).to(device), manifest
+    model = build_model(manifest, encoder, generator=generator)
+    for task in recipe.tasks:
+        if task.is_masked:
+            load_vocabulary(folder, model.heads[task.name])
+    return Tokenizer.load(folder), model.to(device), manifest
+
+
+def masked_layers(recipe: Recipe) -> dict[str, str]:
+    """Where the prediction layer of each masked task comes from: the encoder's file ("published"), or "fresh"."""
+    masked = [task.name for task in recipe.tasks if task.is_masked]
+    if not masked:
+        return {}
+    return dict.fromkeys(masked, "published" if has_vocabulary(find_encoder(recipe.model.encoder)) else "fresh")
 
 
 def prepare(
@@ -211,13 +297,14 @@ def prepare(
     inputs: dict[str, dict[str, Inputs]] = {}
     started, rows = time.perf_counter(), 0
     for split in splits:
-        for task in recipe.tasks:
+        for place, task in enumerate(recipe.tasks):
             if not getattr(task, split):
                 raise MinbertError(f"[tasks.{task.name}] has no {split} files; expected them")
             watcher.preparing(f"reading {task.name} {split}")
             found = read_split(task, split, folder)  # type: ignore[arg-type]
             watcher.preparing(f"tokenizing {task.name} {split}, {len(found):,} rows")
-            tokens = tokenize(task, found, tokenizer, recipe.model.max_tokens, cache=cache)
+            limit, seeds = recipe.model.max_tokens, {"seed": recipe.seed, "place": place}
+            tokens = tokenize(task, found, tokenizer, limit, cache=cache, **seeds)
             examples.setdefault(split, {})[task.name] = found
             inputs.setdefault(split, {})[task.name] = tokens
             rows += len(found)
@@ -295,11 +382,18 @@ def _check_same_files(folder: Path, prepared: Prepared) -> None:
                 raise MinbertError(f"{', '.join(note['files'])} ({task}, {split}) changed since the run was started")
 
 
+def _open(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
+    try:
+        _open_run(folder, recipe, prepared, overwrite=overwrite)
+    except OSError as error:
+        raise MinbertError(f"{shown(folder)}: cannot be written ({error.strerror}); expected room for a run") from error
+
+
 def _open_run(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
     """Only now, when recipe, encoder and data were found good, is an older run replaced or a new one begun."""
     folder.mkdir(parents=True, exist_ok=True)
     if overwrite:
-        for name in ("checkpoints", "model", "models", "predictions", "tensorboard"):
+        for name in ("checkpoints", "model", "models", "predictions", "tensorboard", "stages"):
             shutil.rmtree(folder / name, ignore_errors=True)
         for name in ("results.json", "metrics.jsonl", "data.json"):
             (folder / name).unlink(missing_ok=True)
@@ -382,6 +476,8 @@ def _finish(
         "planned_steps": trainer.plan.steps,
         "rows": trainer.rows,
         "seconds": round(trainer.seconds, 1),
+        "masked_layers": masked_layers(recipe),
+        "stages": _stages_before(folder, recipe),
         "data": prepared.notes(),
         "environment": environment(str(device)),
         "recipe": as_dict(recipe),

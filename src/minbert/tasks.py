@@ -8,12 +8,12 @@ and not after an hour of training. How they compute is in `model/heads.py` and `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from minbert.errors import MinbertError, suggest
 
-Kind = Literal["classification", "regression", "pair-classification", "pair-regression", "contrastive"]
+Kind = Literal["classification", "regression", "pair-classification", "pair-regression", "contrastive", "masked"]
 PoolingName = Literal["cls", "pooler", "mean", "max"]
 View = Literal["first", "second", "third", "joint", "reversed"]
 """A way to read a row: its first text, its second, its third, the first two as one input, the other way round."""
@@ -72,15 +72,28 @@ class Task:
     """Lower-case and set punctuation apart, as the CS224N course does."""
     fraction: float = 1.0
     """How much of the training rows an epoch takes: 0.25 a random quarter, drawn anew; 2 each row twice."""
+    mask_rate: float = 0.15
+    """For masked: how many of the tokens are to be guessed."""
+    whole_words: bool = False
+    """For masked: all pieces of a word or none."""
 
     @property
     def is_pair(self) -> bool:
-        return self.kind.startswith("pair-") or (self.is_contrastive and bool(self.text2))
+        return self.kind.startswith("pair-") or (not self.has_label and bool(self.text2))
 
     @property
     def is_contrastive(self) -> bool:
-        """Has no labels: each row says that its texts belong together."""
+        """Each row says that its texts belong together."""
         return self.kind == "contrastive"
+
+    @property
+    def is_masked(self) -> bool:
+        """Tokens of the texts are hidden, to be guessed."""
+        return self.kind == "masked"
+
+    @property
+    def has_label(self) -> bool:
+        return not (self.is_contrastive or self.is_masked)
 
     @property
     def is_classification(self) -> bool:
@@ -91,6 +104,8 @@ class Task:
         """How the head wants a row read; of a contrastive task with one column, the same text twice."""
         if self.is_contrastive:
             return ("first", "second", "third") if self.text3 else TWO if self.text2 else ("first", "first")
+        if self.is_masked and self.is_pair:
+            return ("joint",)
         return HEADS[self.head].pair_views if self.is_pair else ("first",)
 
     @property
@@ -110,8 +125,7 @@ class Task:
 
     @property
     def metric_name(self) -> str:
-        usual = "retrieval" if self.is_contrastive else "accuracy" if self.is_classification else "pearson"
-        return self.metric or usual
+        return self.metric or metric_names(self)[0]
 
 
 @dataclass(frozen=True)
@@ -166,11 +180,20 @@ LOSSES: dict[str, tuple[Kind, ...]] = {
     "cosent": ("pair-regression",),
     "bce-threshold": ("regression", "pair-regression"),
     **dict.fromkeys(CONTRASTIVE, TOGETHER),
+    "masked-lm": ("masked",),
 }
-METRIC_NAMES = {
-    True: ("accuracy", "macro-f1", "mean-class-accuracy", "roc-auc"),
-    False: ("pearson", "spearman"),
-}
+
+
+def metric_names(task: Task) -> tuple[str, ...]:
+    """What the best checkpoint of a task may be chosen by; the first is the usual one."""
+    if task.is_masked:
+        return ("masked-accuracy",)
+    if task.is_contrastive:
+        return ("retrieval",)
+    if task.is_classification:
+        return ("accuracy", "macro-f1", "mean-class-accuracy", "roc-auc")
+    return ("pearson", "spearman")
+
 
 FIVE = ("very negative", "negative", "neutral", "positive", "very positive")
 
@@ -221,20 +244,42 @@ def check_task(task: Task) -> Task:
     if not task.is_classification and not task.low < task.high:
         raise MinbertError(f"{where} the scale runs from {task.low} to {task.high}; expected low below high")
     _known(task.head, HEADS, f"{where} head")
+    task = _check_masked(task, where)
     task = _with_loss(task, where)
     _check_head(task, HEADS[task.head], where)
     _check_numbers(task, where)
     if task.metric:
-        names = ("retrieval",) if task.is_contrastive else METRIC_NAMES[task.is_classification]
-        _known(task.metric, names, f"{where} metric")
+        _known(task.metric, metric_names(task), f"{where} metric")
     return task
 
 
-def _with_loss(task: Task, where: str) -> Task:
-    from dataclasses import replace
+def _check_masked(task: Task, where: str) -> Task:
+    """Only a masked task hides tokens; it guesses them with a layer of its own, and no column is its label."""
+    if not task.is_masked:
+        for key in ("mask_rate", "whole_words"):
+            if getattr(task, key) != getattr(Task, key):
+                raise MinbertError(f"{where} {key} is {getattr(task, key)}; a {task.kind} task hides no tokens")
+        return task
+    if task.label not in ("", Task.label):
+        raise MinbertError(f'{where} label is "{task.label}"; a masked task has none')
+    if task.head != Task.head:
+        raise MinbertError(f'{where} head is "{task.head}"; a masked task has its own: the token table')
+    if task.pooling is not None:
+        raise MinbertError(f'{where} pooling is "{task.pooling}"; a masked task reads the tokens themselves')
+    if not 0 < task.mask_rate <= 1:
+        raise MinbertError(f"{where} mask_rate is {task.mask_rate}; expected more than 0 and at most 1")
+    return replace(task, label="")
 
+
+def _with_loss(task: Task, where: str) -> Task:
     usual = (
-        "mse" if not task.is_classification else "bce" if task.is_pair and len(task.classes) == 2 else "cross-entropy"
+        "masked-lm"
+        if task.is_masked
+        else "mse"
+        if not task.is_classification
+        else "bce"
+        if task.is_pair and len(task.classes) == 2
+        else "cross-entropy"
     )
     if task.is_classification and HEADS[task.head].one_output:
         usual = "bce"

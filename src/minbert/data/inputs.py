@@ -6,13 +6,14 @@ A step's sequences, of all its tasks and views, are laid end to end, so that the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minbert.data.cache import TokenCache
+from minbert.data.masking import Masking
 from minbert.data.raw import Examples
 from minbert.data.samplers import Step
 from minbert.data.tokenizer import Tokenizer, Tokens, Truncation, ranges
@@ -28,6 +29,8 @@ class Inputs:
     """In the order of `task.views`."""
     labels: NDArray[np.float64] | None
     truncation: Truncation
+    masking: Masking | None = None
+    """For a masked task."""
 
     def __len__(self) -> int:
         return len(self.views[0])
@@ -45,17 +48,47 @@ class Inputs:
     def take(self, rows: NDArray[np.integer]) -> Inputs:
         labels = None if self.labels is None else self.labels[rows]
         taken = {view: view.take(rows) for view in self.views}
-        return Inputs(self.task, tuple(taken[view] for view in self.views), labels, self.truncation)
+        return replace(self, views=tuple(taken[view] for view in self.views), labels=labels)
+
+    @cached_property
+    def hidden(self) -> Hidden:
+        """A masked task's rows as they are scored, always with the same masks."""
+        if self.masking is None:
+            raise ValueError(f"the task {self.task.name} hides no tokens")
+        (tokens,) = self.views
+        ids, chosen = self.masking.hide(tokens.ids, self.masking.fixed())
+        guessed = np.zeros(len(ids), bool)
+        guessed[chosen] = True
+        return Hidden(Tokens(ids, tokens.segments, tokens.offsets), guessed, tokens.ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Hidden:
+    """Sequences some of whose tokens are to be guessed."""
+
+    tokens: Tokens
+    guessed: NDArray[np.bool_]
+    """(tokens,)"""
+    ids: NDArray[np.int32]
+    """(tokens,) as they were."""
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Tokens to guess in each sequence."""
+        return np.diff(np.append(0, np.cumsum(self.guessed))[self.tokens.offsets])
 
 
 @dataclass(frozen=True, eq=False)
 class PartOfBatch:
-    """Where a task's rows lie in a batch."""
+    """Where a task's rows lie in a batch. The rows of a masked task are the tokens to guess."""
 
     task: str
     index: NDArray[np.int64]
-    """(views, rows): the sequence that is view v of row i."""
+    """(views, rows): the sequence that is view v of row i; of a masked task, the place of token i."""
     labels: NDArray[np.float32]
+    """Of a masked task the ids that the tokens had, exact up to 2^24."""
+    texts: int | None = None
+    """Of a masked task: how many the tokens are of."""
 
     @property
     def rows(self) -> int:
@@ -71,7 +104,8 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        return sum(part.rows for part in self.parts)
+        """As the data counts them."""
+        return sum(part.rows if part.texts is None else part.texts for part in self.parts)
 
 
 def tokenize_view(
@@ -99,9 +133,16 @@ def tokenize_view(
 
 
 def tokenize(
-    task: Task, examples: Examples, tokenizer: Tokenizer, max_tokens: int, *, cache: TokenCache | None = None
+    task: Task,
+    examples: Examples,
+    tokenizer: Tokenizer,
+    max_tokens: int,
+    *,
+    cache: TokenCache | None = None,
+    seed: int = 0,
+    place: int = 0,
 ) -> Inputs:
-    """A split as its task's head reads it."""
+    """A split as its task's head reads it; from the recipe's seed and the task's place in it a masked one has its masks."""
     limit = min(max_tokens, tokenizer.positions)
     columns = examples.texts, examples.pairs
     views = {
@@ -109,13 +150,14 @@ def tokenize(
         for view in dict.fromkeys(task.views)  # one that is read twice is tokenized once
     }
     truncation = sum((tokens.truncation for tokens in views.values()), Truncation())
-    return Inputs(task, tuple(views[view] for view in task.views), examples.labels, truncation)
+    masking = Masking.of(task, tokenizer, seed=seed, place=place) if task.is_masked else None
+    return Inputs(task, tuple(views[view] for view in task.views), examples.labels, truncation, masking)
 
 
 def collate(step: Step, data: Mapping[str, Inputs]) -> Batch:
     """One batch out of a sampler's step."""
-    views = [(view, part.rows) for part in step for view in data[part.task].views]
-    lengths = np.concatenate([view.lengths_at(rows) for view, rows in views])
+    views = [(view, part) for part in step for view in data[part.task].views]
+    lengths = np.concatenate([view.lengths_at(part.rows) for view, part in views])
     order = np.argsort(lengths, kind="stable")
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths[order], out=offsets[1:])
@@ -123,12 +165,18 @@ def collate(step: Step, data: Mapping[str, Inputs]) -> Batch:
     starts[order] = offsets[:-1]
     ids, segments = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.uint8)
     done = 0
-    for view, rows in views:
+    guessed: dict[str, PartOfBatch] = {}
+    for view, part in views:
+        rows, masking = part.rows, data[part.task].masking
         mine = slice(done, done + len(rows))
         within = ranges(lengths[mine])  # the tokens of each sequence, counted from 0
         source = np.repeat(view.offsets[rows], lengths[mine]) + within
         place = np.repeat(starts[mine], lengths[mine]) + within
         ids[place], segments[place] = view.ids[source], view.segments[source]
+        if masking is not None:
+            ids[place], chosen = masking.hide(view.ids[source], masking.generator(part.number, rows))
+            labels = view.ids[source[chosen]].astype(np.float32)
+            guessed[part.task] = PartOfBatch(part.task, place[chosen][None], labels, len(rows))
         done += len(rows)
     places = np.empty(len(lengths), np.int64)
     places[order] = np.arange(len(lengths))
@@ -139,6 +187,6 @@ def collate(step: Step, data: Mapping[str, Inputs]) -> Batch:
         labels = np.zeros(0) if inputs.labels is None else inputs.labels[part.rows]
         count = len(inputs.views) * len(part.rows)
         index = places[done : done + count].reshape(len(inputs.views), -1)
-        parts.append(PartOfBatch(part.task, index, labels.astype(np.float32)))
+        parts.append(guessed.get(part.task) or PartOfBatch(part.task, index, labels.astype(np.float32)))
         done += count
     return Batch(Tokens(ids, segments, offsets), tuple(parts))

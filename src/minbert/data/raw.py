@@ -100,7 +100,7 @@ def read_split(task: Task, split: Split, folder: Path, *, on_problem: Report | N
     report = on_problem or _refuse
     ids, texts, pairs, thirds, labels, lines = [], [], [], [], [], []
     skipped: Counter[str] = Counter()
-    labelled = split != "test"
+    labelled = split != "test" and not task.is_masked
     for path in paths:
         columns = _Columns(task, path, labelled)
         plain = task.text if is_plain(task, path) else ""

@@ -46,6 +46,8 @@ class Part:
 
     task: str
     rows: NDArray[np.int64]
+    number: int = 0
+    """Of the pass over the task's rows."""
 
 
 Step: TypeAlias = tuple[Part, ...]
@@ -93,7 +95,7 @@ class Stream:
     def one_pass(self, number: int) -> list[Part]:
         rng = np.random.default_rng([self.seed, PASSES, self.index, number])
         rows = self.choose(rng)
-        return [Part(self.task, rows[batch]) for batch in self.budget.cut(self.lengths[rows], rng)]
+        return [Part(self.task, rows[batch], number) for batch in self.budget.cut(self.lengths[rows], rng)]
 
     def passes(self) -> Iterator[list[Part]]:
         return map(self.one_pass, count())
@@ -288,7 +290,10 @@ class Mixed(Sampler):
             owners = np.repeat(np.arange(len(streams)), [len(own) for own in chosen])
             lengths = np.concatenate([stream.lengths[own] for stream, own in zip(streams, chosen, strict=True)])
             yield (
-                tuple(Part(streams[task].task, rows[batch[owners[batch] == task]]) for task in np.unique(owners[batch]))
+                tuple(
+                    Part(streams[task].task, rows[batch[owners[batch] == task]], epoch)
+                    for task in np.unique(owners[batch])
+                )
                 for batch in self.budget.cut(lengths, rng)
             )
 

@@ -182,6 +182,16 @@ class Tokenizer:
             words.append(word)
         return words
 
+    def pieces(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Of each id: does it stand for no text, and does it go on with the word before it, as "##s" does?"""
+        special, continues = np.zeros(self.vocab_size, bool), np.zeros(self.vocab_size, bool)
+        for word, number in self._backend.get_vocab().items():
+            continues[number] = word.startswith("##") and len(word) > 2
+        for word in (*self._special.values(), "<unk>"):
+            if (found := self._backend.token_to_id(word)) is not None:
+                special[found] = True
+        return special, continues
+
     def _encodings(self, columns: list[list[str]]) -> list[Encoding]:
         columns = [_encodable(column) for column in columns]
         return self._backend.encode_batch_fast(list(zip(*columns, strict=True)) if len(columns) == 2 else columns[0])

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minbert.data.tokenizer import Tokens
-    from minbert.model.encoder import Encoder
+    from minbert.model.encoder import Encoder, Pooling
     from minbert.model.runner import Runner
-    from minbert.tasks import PoolingName
 
-    Vectors = dict[PoolingName, NDArray[np.float32]]
+    Vectors = dict[Pooling, NDArray[np.float32]]
 
 Precision = Literal["fp32", "int8", "tf32", "bf16", "fp16"]
 BackendName = Literal["torch", "onnx"]
@@ -38,7 +37,7 @@ class PooledEncoder(Protocol):
     """Token sequences to sentence vectors."""
 
     def encode(
-        self, tokens: Tokens, poolings: Iterable[PoolingName], *, progress: Callable[[int], None] | None = None
+        self, tokens: Tokens, poolings: Iterable[Pooling], *, progress: Callable[[int], None] | None = None
     ) -> Vectors:
         """Each sequence encoded once and pooled in every way asked for, (sequences, width), in the sequences' order."""
 
@@ -65,7 +64,7 @@ class TorchEncoder:
         return cls(make_runner(encoder, torch_precision(precision, where)))
 
     def encode(
-        self, tokens: Tokens, poolings: Iterable[PoolingName], *, progress: Callable[[int], None] | None = None
+        self, tokens: Tokens, poolings: Iterable[Pooling], *, progress: Callable[[int], None] | None = None
     ) -> Vectors:
         from minbert.model.multitask import encode_pooled
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from minbert.data.raw import Row, normalise, read_rows
-from minbert.delivery.predictor import Predictor
+from minbert.delivery.predictor import Predictor, nothing_to_predict
 from minbert.errors import MinbertError, require, shown, suggest
 from minbert.tasks import Task
 
@@ -90,6 +90,10 @@ def choose_columns(
         if name not in tasks:
             raise MinbertError(f'no task "{name}"{suggest(name, tasks)}; this model has: {", ".join(tasks)}')
         task = tasks[name]
+        if task.is_masked:
+            if wanted is not None or all(other.is_masked for other in tasks.values()):
+                raise MinbertError(nothing_to_predict([name] if wanted is not None else tasks))
+            continue
         columns = (text or task.text, (text2 or task.text2) if task.answers_pairs else "")
         missing = [column for column in columns if column and column not in found]
         alone = task.answers_pairs and not columns[1]  # it learnt from single texts, and compares two

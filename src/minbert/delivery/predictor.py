@@ -140,6 +140,9 @@ class Predictor:
 
     def outputs_of(self, inputs: Inputs) -> NDArray[np.float32]:
         """The same of a task's rows that are tokenized already, such as a split of dev; see `multitask.outputs_of`."""
+        if inputs.masking is not None and self._encoder is not None:
+            name = inputs.task.name
+            raise MinbertError(f'the masked task "{name}" needs the tokens\' own vectors; expected precision fp32')
         return outputs_of(self.model, inputs, self.encoder.encode)
 
     def embed(self, texts: Sequence[str], *, pooling: Pooling | None = None) -> NDArray[np.float32]:
@@ -168,7 +171,10 @@ class Predictor:
     def _choose(self, tasks: Iterable[str] | None, paired: bool) -> list[Task]:
         known = self.model.tasks
         if tasks is None:
-            fitting = [task for task in known.values() if paired or not task.answers_pairs]
+            answering = [task for task in known.values() if not task.is_masked]
+            if not answering:
+                raise MinbertError(nothing_to_predict(known))
+            fitting = [task for task in answering if paired or not task.answers_pairs]
             if not fitting:
                 raise MinbertError(f"every task of this model reads two texts: {', '.join(known)}; found one")
             return fitting
@@ -176,10 +182,18 @@ class Predictor:
         for name in tasks:
             if name not in known:
                 raise MinbertError(f'no task "{name}"{suggest(name, known)}; this model has: {", ".join(known)}')
+            if known[name].is_masked:
+                raise MinbertError(nothing_to_predict([name]))
             if known[name].answers_pairs and not paired:
                 raise MinbertError(f'the task "{name}" reads two texts; found one')
             chosen.append(known[name])
         return chosen
+
+
+def nothing_to_predict(masked: Iterable[str]) -> str:
+    """Why tasks that guess hidden tokens cannot be asked."""
+    names = ", ".join(masked)
+    return f"{names}: a masked task trains the encoder and has nothing to predict; expected another kind of task"
 
 
 def _listed(values: Sequence[str], name: str) -> list[str]:

@@ -36,7 +36,7 @@ class Submitted:
 
 def submit(predictor: Predictor, data: Path, out: Path = Path("predictions")) -> Iterator[Submitted]:
     """Write predictions/{sst,para,sts}-{dev,test}-output.csv for the tasks that the model has."""
-    known = [name for name in FILES if name in predictor.tasks]
+    known = [name for name in FILES if name in predictor.tasks and not predictor.tasks[name].is_masked]
     if not known:
         raise MinbertError(f"this model has none of {', '.join(FILES)}; it has: {', '.join(predictor.tasks)}")
     out.mkdir(parents=True, exist_ok=True)

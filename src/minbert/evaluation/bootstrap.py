@@ -93,13 +93,14 @@ def score(
     predictions: ArrayLike,
     probabilities: ArrayLike | None = None,
     *,
+    losses: ArrayLike | None = None,
     rng: np.random.Generator,
     samples: int = 1000,
 ) -> dict[str, Interval]:
     """Every metric of this kind of task, over the same resamples; without probabilities, those that need none."""
     columns = {}
     for name, metric in metrics_of(kind).items():
-        outputs = probabilities if metric.reads == "probabilities" else predictions
+        outputs = {"probabilities": probabilities, "losses": losses}.get(metric.reads, predictions)
         if outputs is not None:
             rows, columns[name] = _over_weights(metric, labels, outputs)
 

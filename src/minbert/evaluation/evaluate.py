@@ -81,7 +81,8 @@ def evaluate_task(
 ) -> Evaluation:
     """Every metric of a task's outputs, with bootstrap intervals."""
     answers = judge(task, outputs, decision)
-    metrics = score(task.kind, labels, answers.predictions, answers.probabilities, rng=rng, samples=samples)
+    found = answers.predictions, answers.probabilities
+    metrics = score(task.kind, labels, *found, losses=answers.losses, rng=rng, samples=samples)
     if not task.is_classification:
         return Evaluation(task, labels, answers, metrics, None, None)
     classes = len(task.classes)
@@ -127,6 +128,9 @@ def overall(scores: Mapping[str, float], tasks: Mapping[str, Task]) -> dict[str,
 
 
 def labels_of(inputs: Inputs) -> NDArray[np.float64]:
+    """The rows' labels; of a masked task, how many tokens of each are to be guessed."""
+    if inputs.masking is not None:
+        return inputs.hidden.counts.astype(np.float64)
     if inputs.labels is None:
         raise ValueError(f"the rows of {inputs.task.name} have no labels")
     return inputs.labels

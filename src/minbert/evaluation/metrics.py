@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 Array: TypeAlias = NDArray[np.float64]
-Outputs: TypeAlias = Literal["classes", "values", "probabilities"]
+Outputs: TypeAlias = Literal["classes", "values", "probabilities", "losses"]
 
 
 # --- what we were given, checked once -------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def _numbers(name: str, values: ArrayLike, dimensions: tuple[int, ...] = (1,)) -
 
 def checked_rows(reads: Outputs, labels: ArrayLike, outputs: ArrayLike) -> tuple[Array, Array]:
     """Both as float arrays of one length: whole numbers where classes are read, (rows,) unless probabilities are."""
-    name = "probabilities" if reads == "probabilities" else "predictions"
+    name = reads if reads in ("probabilities", "losses") else "predictions"
     truth = _numbers("labels", labels)
     found = _numbers(name, outputs, (1, 2) if reads == "probabilities" else (1,))
     if len(truth) != len(found):
@@ -250,6 +250,18 @@ def retrieval(_labels: Array, found: Array, weights: Array) -> Array:
     return _mean(found, weights)
 
 
+@reads("values")
+def masked_accuracy(labels: Array, predictions: Array, weights: Array) -> Array:
+    """Share of masked tokens that were guessed right: a row's label is how many it has, its prediction how many were."""
+    return _ratio(weights @ predictions, weights @ labels)
+
+
+@reads("losses")
+def perplexity(labels: Array, losses: Array, weights: Array) -> Array:
+    """exp of the mean loss of a masked token: a row's label is how many it has, its loss that of all of them."""
+    return np.exp(np.minimum(_ratio(weights @ losses, weights @ labels), 700.0))  # more is no float
+
+
 def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, classes: int) -> NDArray[np.intp]:
     """(classes, classes) counts: a row per true class, a column per predicted one."""
     truth, found = checked_rows("classes", labels, predictions)
@@ -280,6 +292,7 @@ METRICS: dict[str, dict[str, Metric]] = {
     "regression": _REGRESSION,
     "pair-regression": _REGRESSION,
     "contrastive": {"retrieval": retrieval},
+    "masked": {"masked-accuracy": masked_accuracy, "perplexity": perplexity},
 }
 """The metrics of each kind of task; the first is the primary one."""
 

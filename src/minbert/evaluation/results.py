@@ -52,7 +52,10 @@ def read_results(run: Path) -> dict[str, Any]:
 
 
 def write_predictions(run: Path, task: Task, examples: Examples, evaluation: Evaluation) -> None:
-    """predictions/TASK.jsonl: each dev row with its texts, its label and what the model said."""
+    """predictions/TASK.jsonl: each dev row with its texts, its label and what the model said.
+
+    A masked task's label is how many tokens were to be guessed, its prediction how many were right.
+    """
     lines = []
     probabilities = evaluation.answers.probabilities
     for number in range(len(examples)):
@@ -63,6 +66,8 @@ def write_predictions(run: Path, task: Task, examples: Examples, evaluation: Eva
         row["prediction"] = float(evaluation.answers.predictions[number])
         if probabilities is not None:
             row["probabilities"] = [round(float(value), 6) for value in probabilities[number]]
+        if evaluation.answers.losses is not None:
+            row["loss"] = round(float(evaluation.answers.losses[number]), 6)
         lines.append(json.dumps(row, ensure_ascii=False))
     folder = run / "predictions"
     folder.mkdir(exist_ok=True)

@@ -15,9 +15,11 @@ class Answers:
     """What a task says of some rows."""
 
     predictions: NDArray[np.float64]
-    """Class numbers, or scores."""
+    """Class numbers, or scores; of a masked task, how many tokens were guessed right."""
     probabilities: NDArray[np.float64] | None
     """(rows, classes); None for a score."""
+    losses: NDArray[np.float64] | None = None
+    """Of a masked task: of all of a row's tokens together."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ def decode(task: Task, outputs: NDArray[np.floating], decision: Decision | None 
     """Outputs, (rows, outputs), to answers."""
     decision = decision or Decision()
     raw = np.asarray(outputs, dtype=np.float64)
+    if task.is_masked:
+        return Answers(raw[:, 0], None, raw[:, 1])
     if not task.is_classification:
         return Answers(_scores(task, raw[:, 0]), None)
     probabilities = probabilities_of(logits_of(task, raw) / decision.temperature)

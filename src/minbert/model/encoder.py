@@ -35,7 +35,8 @@ from minbert.model.packed import Packed, Runs
 
 Attend = Callable[[Tensor], Tensor]
 """Queries, keys and values side by side (..., 3 * width) to what each token found (..., width)."""
-Pooling = Literal["cls", "pooler", "mean", "max"]
+Pooling = Literal["cls", "pooler", "mean", "max", "tokens"]
+"""How the hidden states of a sequence become one vector; "tokens" leaves them as they are, for masked tasks."""
 POOLINGS: tuple[Pooling, ...] = ("cls", "pooler", "mean", "max")
 
 ACTIVATIONS = {
@@ -346,8 +347,10 @@ def pool_packed(
     hidden: Tensor, batch: Packed, how: Pooling, pooler: Pooler | None = None, *, by_runs: bool = True
 ) -> Tensor:
     """The same from packed sequences: (tokens, width) to (sequences, width), a run of equal lengths at a time, or
-    (for a GPU, where each run would be launches of its own) by the sequences' offsets.
+    (for a GPU, where each run would be launches of its own) by the sequences' offsets. "tokens" stay (tokens, width).
     """
+    if how == "tokens":
+        return hidden
     if by_runs:
         token = "cls" if how == "pooler" else how
         vectors = torch.cat([pool(rows, None, token) for rows in by_run(hidden, batch.runs)])

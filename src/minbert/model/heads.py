@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from minbert.model.encoder import ACTIVATIONS, EncoderConfig
 from minbert.tasks import Task
 
 
@@ -175,6 +176,29 @@ class BothOrders(nn.Module):
             [branch(self.dropout(view)) for branch, view in zip(self.branches, views, strict=True)], dim=-1
         )  # (rows, branches * outputs)
         return self.out(torch.tanh(logits) if self.activation else logits)
+
+
+class Vocabulary(nn.Module):
+    """What a masked token was: linear, activation, LayerNorm, then the token table's own weights and a bias.
+
+    The table is the encoder's, handed in at each call, so that its gradient has both parts and no copy is saved.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.transform = nn.Linear(config.width, config.width)
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, hidden: Tensor, table: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Hidden states of the tokens to guess, (tokens, width), to a logit for each word, (tokens, vocabulary).
+
+        Args:
+            dtype: of the product with the table, which is as large as some layers of the encoder.
+        """
+        wanted = self.norm(ACTIVATIONS[self.activation](self.transform(hidden)))
+        return F.linear(wanted.to(dtype), table.to(dtype)).float() + self.bias
 
 
 BUILDERS: dict[str, Callable[[Task, int, float], nn.Module]] = {

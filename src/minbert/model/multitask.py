@@ -17,15 +17,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from minbert.data.batches import plan_batches
 from minbert.data.inputs import Batch, Inputs
-from minbert.data.tokenizer import Tokens
+from minbert.data.tokenizer import Tokens, ranges
 from minbert.errors import MinbertError
 from minbert.model.encoder import Encoder, Pooling, initialise
-from minbert.model.heads import Compares, build_head
+from minbert.model.heads import Compares, Vocabulary, build_head
 from minbert.model.packed import Packed, pack
-from minbert.model.runner import Runner, make_runner
+from minbert.model.runner import LOW, Runner, make_runner
 from minbert.tasks import CONTRASTIVE, HEADS, Task
 
 TOKEN_BUDGET = {"cpu": 2048, "cuda": 65536}  # of an inference batch: a CPU is fastest while it fits the caches
@@ -61,15 +62,23 @@ class MultitaskModel(nn.Module):
         for name in self.tasks:
             if not name or "." in name or hasattr(nn.ModuleDict(), name):
                 raise MinbertError(f'a task is named "{name}"; expected a name without dots that is no word of torch')
-        self.poolings: dict[str, Pooling] = {name: task.pooling or pooling for name, task in self.tasks.items()}
+        self.poolings: dict[str, Pooling] = {
+            name: "tokens" if task.is_masked else task.pooling or pooling for name, task in self.tasks.items()
+        }
         self.common = (
             nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Dropout(common_dropout)) if common_layer else None
         )
-        self.heads = nn.ModuleDict({name: build_head(task, width, dropout) for name, task in self.tasks.items()})
+        self.heads = nn.ModuleDict(
+            {
+                name: Vocabulary(encoder.config) if task.is_masked else build_head(task, width, dropout)
+                for name, task in self.tasks.items()
+            }
+        )
         for module in (self.common, self.heads):
             if module is not None:
                 initialise(module, generator)
         self.runner: Runner = make_runner(encoder, "fp32", kernels="plain")
+        self.dtype = torch.float32  # of the product with the token table
 
     @property
     def device(self) -> torch.device:
@@ -78,6 +87,7 @@ class MultitaskModel(nn.Module):
     def use(self, precision: str = "fp32", *, kernels: str = "auto") -> MultitaskModel:
         """Run the encoder so from now on: see `runner.make_runner`. To be called again after a move to another device."""
         self.runner = make_runner(self.encoder, precision, kernels=kernels)
+        self.dtype = LOW.get(precision, torch.float32)
         return self
 
     def forward(self, batch: Ready) -> dict[str, Tensor]:
@@ -89,7 +99,7 @@ class MultitaskModel(nn.Module):
             views, rows = part.index.shape
             vectors = pooled[self.poolings[part.task]].index_select(0, part.index.view(-1))
             say = self.vectors if self.tasks[part.task].loss in CONTRASTIVE else self.answer
-            outputs[part.task] = say(part.task, *vectors.view(views, rows, -1))
+            outputs[part.task] = say(part.task, *vectors.view(views, rows, vectors.shape[-1]))
         return outputs
 
     def vectors(self, task: str, *views: Tensor) -> Tensor:
@@ -103,10 +113,13 @@ class MultitaskModel(nn.Module):
         return torch.cat(views, dim=-1)
 
     def answer(self, task: str, *views: Tensor) -> Tensor:
-        """A head's outputs from the pooled vectors of its views."""
+        """A head's outputs from the pooled vectors of its views; a masked task's from the tokens to guess."""
+        head = self.heads[task]
+        if isinstance(head, Vocabulary):
+            return head(*views, self.encoder.embeddings.tokens.weight, self.dtype)
         if self.common is not None:
             views = tuple(self.common(view) for view in views)
-        return self.heads[task](*views)
+        return head(*views)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,13 +179,38 @@ Encode = Callable[[Tokens, Iterable[Pooling]], Mapping[Pooling, NDArray[np.float
 def outputs_of(model: MultitaskModel, inputs: Inputs, encode: Encode | None = None) -> NDArray[np.float32]:
     """A task's outputs for a whole split, (rows, outputs), in order. The model must be in eval mode.
 
-    A contrastive task is judged by whole splits, so there they are the vectors of both texts, (rows, 2 * dim).
+    A contrastive task is judged by whole splits, so there they are the vectors of both texts, (rows, 2 * dim). Of a masked
+    task they are how many of a row's tokens were guessed right, and the loss of them all together.
     """
+    if inputs.masking is not None:
+        return _guesses(model, inputs)
     task, how = inputs.task, model.poolings[inputs.task.name]
     encode = encode or partial(encode_pooled, model.runner)
     pooled = {view: encode(view, [how])[how] for view in dict.fromkeys(inputs.answer_views)}  # each once
     say = vectors_pooled if task.is_contrastive else answer_pooled
     return say(model, task.name, [pooled[view] for view in inputs.answer_views])
+
+
+GUESSES = 2048  # tokens guessed at once: each has a logit for every word
+
+
+def _guesses(model: MultitaskModel, inputs: Inputs) -> NDArray[np.float32]:
+    hidden, device = inputs.hidden, model.device
+    found = np.zeros((len(inputs), 2), np.float64)
+    model.runner.refresh()
+    for rows in plan_batches(hidden.tokens.lengths, tokens=TOKEN_BUDGET.get(device.type, 16384)):
+        lengths = hidden.tokens.lengths_at(rows)
+        source = np.repeat(hidden.tokens.offsets[rows], lengths) + ranges(lengths)
+        places = np.flatnonzero(hidden.guessed[source])
+        vectors = model.runner(pack(hidden.tokens.take(rows), model.encoder.config, device), ["tokens"])["tokens"]
+        for start in range(0, len(places), GUESSES):
+            some = places[start : start + GUESSES]
+            wanted = torch.from_numpy(hidden.ids[source[some]].astype(np.int64)).to(device)
+            logits = model.answer(inputs.task.name, vectors.index_select(0, torch.from_numpy(some).to(device)))
+            right = (logits.argmax(-1) == wanted).double()
+            losses = F.cross_entropy(logits, wanted, reduction="none").double()
+            np.add.at(found, np.repeat(rows, lengths)[some], torch.stack([right, losses], dim=1).cpu().numpy())
+    return found.astype(np.float32)
 
 
 @torch.inference_mode()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
 # Published name -> ours, tried in order. The three matrices of attention become one; see `_split`.
 RENAMES = [
@@ -96,6 +96,52 @@ def load_folder(
         view.copy_(tensors[name])  # fp16 becomes fp32 on the way
     unknown = sorted(_published_name(name, config) for name in set(tensors) - set(views))
     return encoder, LoadReport((*ignored, *unknown), initialised)
+
+
+# Of a published prediction layer, as BERT and as MPNet name it -> ours. Its weights over the vocabulary are the token
+# table's own, and the bias may stand there.
+VOCABULARY = {
+    r"cls\.predictions\.transform\.dense\.|lm_head\.dense\.": "transform.",
+    r"cls\.predictions\.transform\.LayerNorm\.|lm_head\.layer_norm\.": "norm.",
+    r"cls\.predictions\.decoder\.(?=bias)|lm_head\.decoder\.(?=bias)|cls\.predictions\.(?=bias)|lm_head\.(?=bias)": "",
+}
+
+
+def has_vocabulary(folder: Path) -> bool:
+    """Does the folder's file hold a layer that guesses masked tokens, as it was published?"""
+    return bool(_vocabulary(folder)[1])
+
+
+def load_vocabulary(folder: Path, head: nn.Module) -> bool:
+    """Put the published prediction layer into `head`; false, and nothing is done, where the file has none."""
+    path, found = _vocabulary(folder)
+    if not found:
+        return False
+    for name, weight in head.state_dict().items():
+        if name not in found:
+            raise MinbertError(f"{shown(path)}: its prediction layer has no {name}; it has: {', '.join(sorted(found))}")
+        if found[name].shape != weight.shape:
+            shapes = tuple(found[name].shape), tuple(weight.shape)
+            raise MinbertError(
+                f"{shown(path)}: {name} of the prediction layer has shape {shapes[0]}; config.json makes it {shapes[1]}"
+            )
+        if not torch.isfinite(found[name]).all():
+            raise MinbertError(f"{shown(path)}: {name} of the prediction layer holds NaN or infinite weights")
+        weight.copy_(found[name])
+    return True
+
+
+def _vocabulary(folder: Path) -> tuple[Path, dict[str, Tensor]]:
+    """The tensors of a published prediction layer under our names; none unless the layer itself is there."""
+    path, published = _read_tensors(folder)
+    found: dict[str, Tensor] = {}
+    for theirs, tensor in published.items():
+        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", theirs))
+        for pattern, ours in VOCABULARY.items():
+            if match := re.match(pattern, name):
+                found[ours + name[match.end() :]] = tensor
+                break
+    return path, found if "transform.weight" in found else {}
 
 
 def save_encoder(encoder: Encoder, folder: Path) -> None:

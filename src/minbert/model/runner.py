@@ -31,7 +31,7 @@ class Runner(Protocol):
     encoder: Encoder
 
     def __call__(self, batch: Packed, poolings: Collection[Pooling]) -> dict[Pooling, Tensor]:
-        """A vector for each sequence, (sequences, width) in float32, in every way asked for."""
+        """A vector for each sequence, (sequences, width) in float32, in every way asked for; or (tokens, width)."""
 
     def refresh(self) -> None:
         """To be called when the weights have changed."""

@@ -36,6 +36,13 @@ def binary_cross_entropy(
     return cross_entropy(both, labels, smoothing=smoothing, class_weights=class_weights)
 
 
+def masked_cross_entropy(logits: Tensor, ids: Tensor) -> Tensor:
+    """Over the vocabulary, the mean of the tokens that were to be guessed; 0 where there are none."""
+    classes = ids.nan_to_num(nan=MISSING).long()
+    summed = F.cross_entropy(logits, classes, reduction="sum", ignore_index=MISSING)
+    return summed / ids.isfinite().sum().clamp(min=1)
+
+
 def thresholded_bce(logits: Tensor, scores: Tensor, *, threshold: float) -> Tensor:
     """Scores above the threshold count as 1, the others as 0 (Gulluk's baseline for STS)."""
     each = F.binary_cross_entropy_with_logits(logits[:, 0], (scores > threshold).float(), reduction="none")
@@ -96,6 +103,7 @@ def build_loss(task: Task, device: torch.device | str = "cpu") -> Loss:
         ),
         "cosent": lambda outputs, scores: cosent(outputs, scores, scale=task.scale),
         "bce-threshold": lambda outputs, scores: thresholded_bce(outputs, scores, threshold=task.threshold),
+        "masked-lm": masked_cross_entropy,
     }
     return table[task.loss]
 
@@ -130,8 +138,10 @@ class UncertaintyWeighting(LossWeighting):
         tasks = tuple(tasks)
         super().__init__(tasks)
         self.log_variances = nn.ParameterDict({task.name: nn.Parameter(torch.zeros(())) for task in tasks})
-        entropies = {task.name: task.is_classification or task.loss in CONTRASTIVE for task in tasks}
-        self.factors = {name: 1.0 if entropy else 0.5 for name, entropy in entropies.items()}
+        entropies = {
+            task.name for task in tasks if task.is_classification or task.is_masked or task.loss in CONTRASTIVE
+        }
+        self.factors = {task.name: 1.0 if task.name in entropies else 0.5 for task in tasks}
 
     def forward(self, losses: Mapping[str, Tensor], tasks: int | None = None) -> dict[str, Tensor]:  # noqa: ARG002 - the mean depends on it
         weighted = {}

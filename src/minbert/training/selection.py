@@ -41,7 +41,7 @@ class Selection:
         self.best |= {task: scores[task] for task in risen}
         if better:
             self.best["*"] = aggregate
-        keep = bool(risen) if self.config.best == "any-improves" else better
+        keep = {"any-improves": bool(risen), "last": True}.get(self.config.best, better)
         own = [f"models/{task}" for task in risen] if self.config.best == "per-task" else []
         return ([MODEL] if keep else []) + own
 
