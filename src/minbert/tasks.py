@@ -110,8 +110,8 @@ class Task:
 
     @property
     def answers_pairs(self) -> bool:
-        """Whether an answer is about two texts; of a contrastive task it always is."""
-        return self.is_pair or self.is_contrastive
+        """Whether an answer is about two texts; of a contrastive task it always is, and a masked one has none."""
+        return (self.is_pair or self.is_contrastive) and not self.is_masked
 
     @property
     def answer_views(self) -> tuple[View, ...]:
