@@ -162,6 +162,7 @@ CHECKS = [
     "a_laid_out_batch_is_the_batch",
     "a_laid_out_batch_of_long_sequences",
     "a_laid_out_contrastive_batch",
+    "copies_of_a_text_are_dropped_out_differently",
     "chunks_are_dropped_out_the_same_way_twice",
     "unrecorded_graphs_are_steps",
 ]
