@@ -8,8 +8,12 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
+from minbert.data.inputs import Inputs, collate
+from minbert.data.samplers import Part
+from minbert.data.tokenizer import Truncation
 from minbert.model.encoder import POOLINGS
 from minbert.model.multitask import ready
 from minbert.model.runner import FusedRunner
@@ -20,7 +24,7 @@ from minbert.training.step import TrainStep
 from tests.fused_checks import all_near, near
 from tests.interpreter import Checks
 from tests.laid_out import batch_of, masked_batch_of, masked_recipe_of, model_of, recipe_of
-from tests.sequences import gradients
+from tests.sequences import gradients, tokens_of
 
 checks = Checks("tests.step_checks")
 SMALL = patch.object(graphs, "LEAST", 64)  # layouts are rounded up to 256 tokens, which takes long here
@@ -95,6 +99,20 @@ def a_laid_out_contrastive_batch(device: torch.device) -> None:
     near(fused.totals, plain.totals, "losses")
     assert fused.totals[1, 0] > 0
     all_near(gradients(fused.model), gradients(plain.model))
+
+
+@checks.add
+def copies_of_a_text_are_dropped_out_differently(device: torch.device) -> None:
+    recipe = recipe_of(tasks={"texts": {"like": "sst", "kind": "contrastive"}})
+    tokens = tokens_of([5, 3, 9], sort=False)
+    inputs = Inputs(recipe.tasks[0], (tokens, tokens), np.zeros(3), Truncation())
+    batch = collate((Part("texts", np.arange(3)),), {"texts": inputs})
+    for dropout, same in ((0.0, True), (0.1, False)):
+        model = model_of(recipe, "mean", dropout=dropout).to(device).train()
+        model.runner = FusedRunner(model.encoder, "fp32")
+        first, second = model(ready(batch, model.encoder))["texts"].detach().chunk(2, dim=1)
+        apart = (first - second).abs().amax(dim=1)
+        assert (apart < 1e-5).all() if same else (apart > 1e-2).all(), f"dropout {dropout}: {apart.tolist()}"
 
 
 @checks.add

@@ -577,6 +577,16 @@ def test_a_contrastive_run_from_files_to_a_report(tiny_encoder: Path, texts: Pat
     assert "not the nearest of all second texts" in page
 
 
+def test_the_recipe_of_the_page_can_be_read(tmp_path: Path) -> None:
+    from minbert.config import read_recipe
+
+    page = (Path(__file__).parent.parent / "docs" / "contrastive.md").read_text(encoding="utf-8")
+    (tmp_path / "page.toml").write_text(page.split("```toml\n")[1].split("```")[0])
+    recipe = read_recipe(tmp_path / "page.toml")
+    assert [len(task.views) for task in recipe.tasks] == [2, 3, 2, 2]
+    assert {task.loss for task in recipe.tasks} == {"simcse", "mnr", "info-nce"}
+
+
 def test_overall_leaves_out_what_is_only_a_means() -> None:
     tasks = {"t": contrastive(), "sts": check_task(Task("sts", "pair-regression", text2="b"))}
     assert overall({"t": 0.9, "sts": 0.5}, tasks) == {"2023": 0.5, "2024": 0.75}

@@ -190,6 +190,7 @@ CHECKS = [
     "a_laid_out_batch_is_the_batch",
     "a_laid_out_batch_of_long_sequences",
     "a_laid_out_contrastive_batch",
+    "copies_of_a_text_are_dropped_out_differently",
     "chunks_are_dropped_out_the_same_way_twice",
     "a_laid_out_batch_of_masked_tokens",
     "unrecorded_graphs_are_steps",
