@@ -25,7 +25,9 @@ from minbert.atomic import write_text
 from minbert.config import Recipe, as_dict, data_folder, differences, parse_recipe, read_recipe, to_toml
 from minbert.data.cache import TokenCache
 from minbert.data.inputs import Inputs, tokenize
+from minbert.data.negatives import Nearest
 from minbert.data.raw import Examples, fingerprint, read_split
+from minbert.data.rows import fingerprint_of, training_rows
 from minbert.data.tokenizer import Tokenizer
 from minbert.delivery.backends import Precision, choose_backend
 from minbert.delivery.predictor import Predictor
@@ -35,6 +37,7 @@ from minbert.evaluation.evaluate import Evaluation, choose_decision, evaluate_ta
 from minbert.evaluation.results import environment, gap, write_json, write_predictions
 from minbert.machine import set_threads
 from minbert.model.multitask import MultitaskModel, outputs_of
+from minbert.model.neighbours import Neighbours
 from minbert.model.pretrained import load_folder
 from minbert.model.saved import Manifest, build_model, load_model, save_model, update_manifest
 from minbert.tasks import Task
@@ -69,6 +72,7 @@ class Prepared:
                 task: {
                     "rows": len(examples),
                     "skipped": dict(examples.skipped),
+                    **_added(examples),
                     "truncated": {
                         "texts": self.inputs[split][task].truncation.texts,
                         "tokens": self.inputs[split][task].truncation.tokens,
@@ -79,6 +83,11 @@ class Prepared:
             }
             for split, tasks in self.examples.items()
         }
+
+
+def _added(examples: Examples) -> dict[str, Any]:
+    """Rows that are not the files' own, and what all of them are: a run goes on only with the very same."""
+    return {"added": dict(examples.added), "sha256": fingerprint_of(examples)} if examples.added else {}
 
 
 @runtime_checkable
@@ -132,6 +141,7 @@ def train(
         data_folder(recipe, data),
         cache=TokenCache.from_environment(watcher.warn),
         watcher=watcher if isinstance(watcher, Preparing) else None,
+        nearest=Neighbours(model, tokenizer, max_tokens=recipe.model.max_tokens),
     )
     if resume:
         _check_same_files(folder, prepared)
@@ -203,8 +213,12 @@ def prepare(
     *,
     cache: TokenCache | None = None,
     watcher: Preparing | None = None,
+    nearest: Nearest | None = None,
 ) -> Prepared:
-    """Read and tokenize the splits of every task; what the cache holds is not tokenized again."""
+    """Read and tokenize the splits of every task; what the cache holds is not tokenized again.
+
+    `nearest` finds hard negatives, for tasks that ask for them.
+    """
     watcher = watcher or Unwatched()
     examples: dict[str, dict[str, Examples]] = {}
     inputs: dict[str, dict[str, Inputs]] = {}
@@ -214,7 +228,10 @@ def prepare(
             if not getattr(task, split):
                 raise MinbertError(f"[tasks.{task.name}] has no {split} files; expected them")
             watcher.preparing(f"reading {task.name} {split}")
-            found = read_split(task, split, folder)  # type: ignore[arg-type]
+            if split == "train":
+                found = training_rows(recipe, task, folder, nearest=nearest)
+            else:
+                found = read_split(task, split, folder)  # type: ignore[arg-type]
             watcher.preparing(f"tokenizing {task.name} {split}, {len(found):,} rows")
             tokens = tokenize(task, found, tokenizer, recipe.model.max_tokens, cache=cache)
             examples.setdefault(split, {})[task.name] = found
@@ -292,6 +309,11 @@ def _check_same_files(folder: Path, prepared: Prepared) -> None:
         for task, note in tasks.items():
             if list(note["files"].values()) != list(before[split][task]["files"].values()):
                 raise MinbertError(f"{', '.join(note['files'])} ({task}, {split}) changed since the run was started")
+            if note.get("sha256") != before[split][task].get("sha256"):
+                raise MinbertError(
+                    f"{task}, {split}: the rows drawn ({', '.join(note.get('added', {}))}) are others than those the run "
+                    "was started with; expected the same encoder, on the same device"
+                )
 
 
 def _open_run(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:

@@ -15,7 +15,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -63,9 +63,33 @@ class Examples:
     """Rows not used, counted by reason."""
     files: Mapping[str, str] = field(default_factory=dict)
     """sha256 of each file that was read."""
+    added: Mapping[str, int] = field(default_factory=dict)
+    """Rows that are not the files' own, counted by where they come from; they come last."""
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def take(self, rows: NDArray[np.integer]) -> Examples:
+        """These rows, in that order."""
+        columns: dict[str, Any] = {
+            item.name: [column[row] for row in rows]
+            for item in fields(self)
+            if isinstance(column := getattr(self, item.name), list) and column
+        }
+        return replace(self, **columns, labels=None if self.labels is None else self.labels[rows])
+
+    def extended(self, other: Examples, what: str) -> Examples:
+        """With the rows of another after these; `what` says in `added` what they are."""
+        columns: dict[str, Any] = {
+            item.name: column + getattr(other, item.name)
+            for item in fields(self)
+            if isinstance(column := getattr(self, item.name), list)
+        }
+        labels = None
+        if self.labels is not None and other.labels is not None:
+            labels = np.concatenate([self.labels, other.labels])
+        files, added = {**self.files, **other.files}, {**self.added, what: len(other)}
+        return replace(self, **columns, labels=labels, files=files, added=added)
 
 
 def resolve(names: Sequence[str], folder: Path) -> list[Path]:
@@ -99,7 +123,7 @@ def read_split(task: Task, split: Split, folder: Path, *, on_problem: Report | N
     skipped: Counter[str] = Counter()
     labelled = split != "test"
     for path in paths:
-        columns = _Columns(task, path, labelled)
+        columns = _Columns(task, path, labelled, only=task.only if split == "train" else "")
         for line, row in read_rows(path, on_problem=report):
             if (wrong := columns.check(row)) is not None:
                 report(Problem(path, 0, wrong))
@@ -234,7 +258,7 @@ class _Skip(Exception):  # noqa: N818 - not an error: a row to count and leave o
 class _Columns:
     """Reads a task's fields out of a file's rows. The column names are checked at the first row."""
 
-    def __init__(self, task: Task, path: Path, labelled: bool) -> None:
+    def __init__(self, task: Task, path: Path, labelled: bool, *, only: str = "") -> None:
         self.task, self.path, self.labelled = task, path, labelled
         self.classes = {name: number for number, name in enumerate(task.classes)}
         # Where the names themselves are numbers, as in 1 to 5 stars, a number is a name and never a position
@@ -242,6 +266,7 @@ class _Columns:
         self.numbers = named or {float(number): number for number in self.classes.values()}
         self.positions = "" if named else f"0 to {len(self.classes) - 1} or "
         self.checked = False
+        self.only = self._class(only) if only else None
 
     def check(self, row: Row) -> str | None:
         """At the first row: what is wrong with the file's column names."""
@@ -265,6 +290,8 @@ class _Columns:
         name = ("" if found is None else str(found).strip()) or f"{self.path.stem}:{line}"
         text = self._text(row, task.text)
         pair = self._text(row, task.text2) if task.is_pair else ""
+        if self.only is not None and self._class_of(row) != self.only:
+            raise _Skip(f'not of the class "{task.classes[int(self.only)]}"')
         return name, text, pair, self._label(row) if self.labelled else math.nan
 
     def _text(self, row: Row, column: str) -> str:
@@ -276,17 +303,23 @@ class _Columns:
         return normalise(value) if self.task.normalise else value.strip()
 
     def _label(self, row: Row) -> float:
-        value = row.get(self.task.label)
-        if value is None or (isinstance(value, str) and not value.strip()):
-            raise _Skip(NO_LABEL)
-        text = str(value).strip()
         if self.task.is_classification:
-            return self._class(text)
+            return self._class_of(row)
+        text = self._label_text(row)
         number = _number(text)
         if not self.task.low <= number <= self.task.high:  # NaN is refused here too
             expected = f"a number from {self.task.low:g} to {self.task.high:g}"
             raise MinbertError(f'{self.task.label} is "{text}"; expected {expected}')
         return number
+
+    def _label_text(self, row: Row) -> str:
+        value = row.get(self.task.label)
+        if value is None or (isinstance(value, str) and not value.strip()):
+            raise _Skip(NO_LABEL)
+        return str(value).strip()
+
+    def _class_of(self, row: Row) -> float:
+        return self._class(self._label_text(row))
 
     def _class(self, text: str) -> float:
         number = self.classes.get(text, self.numbers.get(_number(text)))

@@ -313,11 +313,12 @@ def data_notes(run: RunData) -> str:
     for split, tasks in run.results["data"].items():
         for task, note in tasks.items():
             skipped = ", ".join(f"{count:,} {text(reason)}" for reason, count in note["skipped"].items()) or "none"
+            added = ", ".join(f"{count:,} {text(what)}" for what, count in note.get("added", {}).items())
             cut = note["truncated"]
             lost = f"{cut['texts']:,} ({cut['tokens']:,} tokens)" if cut["texts"] else "none"
             files = "<br>".join(text(name) for name in note["files"])
             rows.append(
-                f'<tr><th scope="row">{text(task)}</th><td>{text(split)}</td><td class="n">{note["rows"]:,}</td>'
+                f'<tr><th scope="row">{text(task)}</th><td>{text(split)}</td><td class="n">{note["rows"]:,}{f"<small>{added}</small>" if added else ""}</td>'
                 f'<td>{skipped}</td><td>{lost}</td><td class="files">{files}</td></tr>'
             )
     done, planned = run.results["steps"], run.results["planned_steps"]

@@ -36,7 +36,8 @@ class MultitaskModel(nn.Module):
         tasks: a head is built for each.
         pooling: how a sequence becomes one vector, where a task does not say otherwise.
         dropout: in the heads.
-        common_layer: a linear layer + tanh that all tasks share, before every head (Mohammed & Sabane's CL).
+        common_layer: a linear layer + tanh that tasks share, before their heads (Mohammed & Sabane's CL).
+        common_tasks: which tasks go through it; empty: all.
         generator: where the heads' initial weights come from.
     """
 
@@ -49,6 +50,7 @@ class MultitaskModel(nn.Module):
         dropout: float = 0.1,
         common_layer: bool = False,
         common_dropout: float = 0.0,
+        common_tasks: Iterable[str] = (),
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -62,6 +64,7 @@ class MultitaskModel(nn.Module):
         self.common = (
             nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Dropout(common_dropout)) if common_layer else None
         )
+        self.common_tasks = frozenset(common_tasks) or frozenset(self.tasks)
         self.heads = nn.ModuleDict({name: build_head(task, width, dropout) for name, task in self.tasks.items()})
         for module in (self.common, self.heads):
             if module is not None:
@@ -89,7 +92,7 @@ class MultitaskModel(nn.Module):
 
     def answer(self, task: str, *views: Tensor) -> Tensor:
         """A head's outputs from the pooled vectors of its views."""
-        if self.common is not None:
+        if self.common is not None and task in self.common_tasks:
             views = tuple(self.common(view) for view in views)
         return self.heads[task](*views)
 
