@@ -68,7 +68,10 @@ class Ranked:
         self.step = step
 
     def __call__(
-        self, queries: Sequence[str], pool: Sequence[str], count: int
+        self,
+        queries: Sequence[str],
+        pool: Sequence[str],  # noqa: ARG002 - it stays in its order
+        count: int,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         rows = np.tile(np.arange(count), (len(queries), 1))
         return rows, (1 - self.step * rows).astype(np.float32)
