@@ -23,6 +23,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from minbert.config import EMBEDDED, SAMPLE
 from minbert.errors import MinbertError, require, shown, suggest
 from minbert.tasks import Task
 
@@ -93,16 +94,24 @@ class Examples:
 
 
 def resolve(names: Sequence[str], folder: Path) -> list[Path]:
-    """The files of a split: for each name the first of its alternatives ("a.csv|b.tsv") that exists."""
+    """The files of a split: for each name the first of its alternatives ("a.csv|b.tsv") that exists.
+
+    "embedded/a.tsv" is a file of the sample inside the package, whatever the folder.
+    """
     found = []
     for name in names:
-        options = [folder / option.strip() for option in name.split("|")]
+        options = [_place(option.strip(), folder) for option in name.split("|")]
         path = next((option for option in options if option.is_file()), None)
         if path is None:
             looked = " or ".join(shown(option) for option in options)
             raise MinbertError(f"no file {looked}; say where the data is with --data DIR or MINBERT_DATA")
         found.append(path)
     return found
+
+
+def _place(name: str, folder: Path) -> Path:
+    inside = name.removeprefix(f"{EMBEDDED}/")
+    return folder / name if inside == name else SAMPLE / inside
 
 
 def read_split(task: Task, split: Split, folder: Path, *, on_problem: Report | None = None) -> Examples:
