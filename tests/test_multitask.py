@@ -334,4 +334,4 @@ def test_a_task_whose_name_torch_cannot_use_is_refused(tiny_encoder: Path, name:
 
 
 def test_poolings_are_those_of_the_encoder() -> None:
-    assert get_args(PoolingName) == get_args(Pooling) == POOLINGS
+    assert get_args(PoolingName) == get_args(Pooling) == (*POOLINGS, "weighted")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from minbert.errors import MinbertError, shown, suggest
-from minbert.tasks import BUILT_IN, PoolingName, Task, check_class, check_task
+from minbert.tasks import BUILT_IN, PartOfSpeech, PoolingName, Task, check_class, check_task
 
 EMBEDDED = "embedded"
 SEVERAL = ("all", "mixed")  # the samplers whose steps have several tasks
@@ -32,7 +32,11 @@ class ModelConfig:
     encoder: str = "minilm"
     """A cached name, a hub id, or a folder in Hugging Face layout."""
     pooling: PoolingName = "cls"
-    """How a sequence becomes one vector: cls, pooler, mean or max."""
+    """How a sequence becomes one vector: cls, pooler, mean, max or weighted (the mean, each token with the weight of its
+    word's part of speech; needs the extra "pos", and is not for ONNX Runtime)."""
+    pooling_weights: dict[str, float] = field(default_factory=dict)
+    """For weighted: verb, auxiliary, noun, adjective, adverb, function (pronouns, prepositions, articles and the like) and
+    other (punctuation, numbers, special tokens), for example { verb = 2, auxiliary = 0.5 }; what is not named has 1."""
     dropout: float = 0.1
     """In the heads."""
     encoder_dropout: float | None = None
@@ -147,6 +151,11 @@ class Recipe:
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
 
+    @property
+    def weighted(self) -> bool:
+        """Does a task pool with weights?"""
+        return "weighted" in (task.pooling or self.model.pooling for task in self.tasks)
+
     def task(self, name: str) -> Task:
         for task in self.tasks:
             if task.name == name:
@@ -157,6 +166,7 @@ class Recipe:
 
 LIMITS = {
     "seed": (0, math.inf),
+    "model.pooling_weights": (0.001, 1000),
     "model.dropout": (0, 0.99),
     "model.encoder_dropout": (0, 0.99),
     "model.common_dropout": (0, 0.99),
@@ -303,6 +313,7 @@ def _check(recipe: Recipe, where: str) -> None:
                 raise MinbertError(f'{where}: {key} names "{name}"{near}; the tasks are: {", ".join(names)}')
     if recipe.model.common_tasks and not recipe.model.common_layer:
         raise MinbertError(f"{where}: model.common_tasks without a common layer; expected model.common_layer = true")
+    _check_weights(recipe, where)
     if training.best == "task" and not training.best_task:
         raise MinbertError(f'{where}: training.best is "task"; expected training.best_task to say which')
     if training.best == "weighted-mean" and not any(training.best_weights.get(name, 1) for name in names):
@@ -327,6 +338,20 @@ def _check(recipe: Recipe, where: str) -> None:
             raise MinbertError(f"{where}: [tasks.{task.name}] has no files; expected train and dev")
         if task.borrow is not None:
             lender(recipe, task, where)
+
+
+def _check_weights(recipe: Recipe, where: str) -> None:
+    """Weights of parts of speech are there, known, and used."""
+    weights, parts = recipe.model.pooling_weights, get_args(PartOfSpeech)
+    for name in weights:
+        if name not in parts:
+            near = suggest(name, parts)
+            raise MinbertError(f'{where}: model.pooling_weights names "{name}"{near}; known: {", ".join(parts)}')
+    if recipe.weighted and not weights:
+        example = "{ verb = 2, auxiliary = 0.5 }"
+        raise MinbertError(f'{where}: pooling is "weighted"; expected model.pooling_weights, such as {example}')
+    if weights and not recipe.weighted:
+        raise MinbertError(f'{where}: model.pooling_weights without pooling; expected model.pooling = "weighted"')
 
 
 def _numbers(key: str, value: Any) -> list[tuple[str, float]]:

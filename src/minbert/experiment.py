@@ -233,7 +233,8 @@ def prepare(
             else:
                 found = read_split(task, split, folder)  # type: ignore[arg-type]
             watcher.preparing(f"tokenizing {task.name} {split}, {len(found):,} rows")
-            tokens = tokenize(task, found, tokenizer, recipe.model.max_tokens, cache=cache)
+            weights = recipe.model.pooling_weights if (task.pooling or recipe.model.pooling) == "weighted" else None
+            tokens = tokenize(task, found, tokenizer, recipe.model.max_tokens, cache=cache, weights=weights)
             examples.setdefault(split, {})[task.name] = found
             inputs.setdefault(split, {})[task.name] = tokens
             rows += len(found)

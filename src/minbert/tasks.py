@@ -13,7 +13,8 @@ from typing import Literal
 from minbert.errors import MinbertError, suggest
 
 Kind = Literal["classification", "regression", "pair-classification", "pair-regression"]
-PoolingName = Literal["cls", "pooler", "mean", "max"]
+PoolingName = Literal["cls", "pooler", "mean", "max", "weighted"]
+PartOfSpeech = Literal["verb", "auxiliary", "noun", "adjective", "adverb", "function", "other"]
 View = Literal["first", "second", "joint", "reversed"]
 """A way to read a row: its first text, its second, both as one input, both the other way round."""
 

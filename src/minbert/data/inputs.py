@@ -76,9 +76,10 @@ def tokenize_view(
     max_tokens: int,
     *,
     cache: TokenCache | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> Tokens:
     """The sequences of one way to read the rows."""
-    encode = tokenizer.encode if cache is None else partial(cache.encode, tokenizer)
+    encode = partial(tokenizer.encode if cache is None else partial(cache.encode, tokenizer), weights=weights)
     second = pairs or ()
     if view == "first":
         return encode(texts, max_tokens=max_tokens)
@@ -90,12 +91,18 @@ def tokenize_view(
 
 
 def tokenize(
-    task: Task, examples: Examples, tokenizer: Tokenizer, max_tokens: int, *, cache: TokenCache | None = None
+    task: Task,
+    examples: Examples,
+    tokenizer: Tokenizer,
+    max_tokens: int,
+    *,
+    cache: TokenCache | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> Inputs:
-    """A split as its task's head reads it."""
+    """A split as its task's head reads it; with `weights` by part of speech where it pools with them."""
     limit = min(max_tokens, tokenizer.positions)
     columns = examples.texts, examples.pairs
-    views = tuple(tokenize_view(view, tokenizer, *columns, limit, cache=cache) for view in task.views)
+    views = tuple(tokenize_view(view, tokenizer, *columns, limit, cache=cache, weights=weights) for view in task.views)
     return Inputs(task, views, examples.labels, sum((view.truncation for view in views), Truncation()))
 
 
@@ -109,6 +116,8 @@ def collate(step: Step, data: Mapping[str, Inputs]) -> Batch:
     starts = np.empty(len(lengths), np.int64)  # where each sequence goes
     starts[order] = offsets[:-1]
     ids, segments = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.uint8)
+    weighted = any(view.weights is not None for view, _ in views)
+    weights = np.ones(offsets[-1], np.float32) if weighted else None
     done = 0
     for view, rows in views:
         mine = slice(done, done + len(rows))
@@ -116,6 +125,8 @@ def collate(step: Step, data: Mapping[str, Inputs]) -> Batch:
         source = np.repeat(view.offsets[rows], lengths[mine]) + within
         place = np.repeat(starts[mine], lengths[mine]) + within
         ids[place], segments[place] = view.ids[source], view.segments[source]
+        if weights is not None and view.weights is not None:
+            weights[place] = view.weights[source]
         done += len(rows)
     places = np.empty(len(lengths), np.int64)
     places[order] = np.arange(len(lengths))
@@ -128,4 +139,4 @@ def collate(step: Step, data: Mapping[str, Inputs]) -> Batch:
         index = places[done : done + count].reshape(len(inputs.views), -1)
         parts.append(PartOfBatch(part.task, index, labels.astype(np.float32)))
         done += count
-    return Batch(Tokens(ids, segments, offsets), tuple(parts))
+    return Batch(Tokens(ids, segments, offsets, weights=weights), tuple(parts))
