@@ -78,7 +78,8 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from minbert.model.pretrained import save_encoder
 
     folder = tmp_path_factory.mktemp("encoders") / "tiny"
-    words = re.findall(r"[a-z]+|[^\sa-z]", " ".join(path.read_text().lower() for path in SAMPLE.glob("*.tsv")))
+    files = [path for path in sorted(SAMPLE.glob("*.tsv")) if not path.name.startswith("abbreviations")]
+    words = re.findall(r"[a-z]+|[^\sa-z]", " ".join(path.read_text().lower() for path in files))
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(words))]
     config = EncoderConfig(vocab_size=len(vocabulary), width=32, layers=2, heads=4, feed_forward=64, positions=128)
     save_encoder(Encoder(config, generator=torch.Generator().manual_seed(1)), folder)

@@ -116,7 +116,7 @@ def test_a_file_that_is_no_recipe(write: Write, tmp_path: Path) -> None:
         ("[sampler]\nweight = 1", 'recipe: sampler: unknown key "weight" (did you mean "weights"?)'),
         ("[optimizer]\nlearning_rate = 1", 'recipe: optimizer: unknown key "learning_rate"'),
         ("[training]\nepoch = 1", 'recipe: training: unknown key "epoch" (did you mean "epochs"?)'),
-        ("[tasks.sst.x]", 'recipe: [tasks.sst]: unknown key "x"; known: class_weights, '),
+        ("[tasks.sst.x]", 'recipe: [tasks.sst]: unknown key "x"; known: borrow, class_weights, '),
         ('[tasks.sts]\nheads = "cosine"', 'recipe: [tasks.sts]: unknown key "heads" (did you mean "head"?)'),
         ('[tasks.sts]\nname = "other"', 'recipe: [tasks.sts]: unknown key "name"'),
         (
@@ -133,6 +133,11 @@ def test_a_file_that_is_no_recipe(write: Write, tmp_path: Path) -> None:
         ("seed = true", "recipe: seed is True; expected a whole number"),
         ("about = 2024-01-01", "recipe: about is datetime.date(2024, 1, 1); expected a text"),
         ("model = 3", "recipe: model is 3; expected a table"),
+        (
+            '[model]\ncommon_tasks = ["sst"]',
+            "recipe: model.common_tasks without a common layer; expected model.common_l",
+        ),
+        ('[model]\ncommon_layer = true\ncommon_tasks = ["st"]', 'recipe: model.common_tasks names "st"'),
         ('[model]\ncommon_layer = "yes"', "recipe: model: common_layer is 'yes'; expected true or false"),
         ("[model]\ndropout = true", "recipe: model: dropout is True; expected a number"),
         ("[optimizer]\nlr = nan", "recipe: optimizer: lr is nan; expected a finite number"),

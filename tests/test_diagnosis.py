@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minbert.evaluation.diagnosis import reliability, spread, wilson, worst_mistakes
+from minbert.evaluation.diagnosis import is_ordered, reliability, spread, wilson, worst_mistakes
 from minbert.evaluation.metrics import calibration_error
-from tests.made_up_runs import TASKS, make_rows
+from tests.made_up_runs import FIVE, TASKS, make_rows
 
 
 def test_reliability_agrees_with_the_metric() -> None:
@@ -36,6 +36,42 @@ def test_worst_mistakes_of_three_classes() -> None:
     ]
     (group,) = worst_mistakes(rows, ["a", "b", "c"], count=2)
     assert [row["id"] for row in group.rows] == [2, 3] and group.found == 3
+
+
+def test_worst_mistakes_of_two_classes_by_direction() -> None:
+    odds = [0.9, 0.2, 0.7, 0.4, 0.95]  # of the class 1
+    labels = [0, 1, 0, 1, 1]
+    rows = [
+        {"id": place, "label": float(label), "prediction": float(high > 0.5), "probabilities": [1 - high, high]}
+        for place, (label, high) in enumerate(zip(labels, odds, strict=True))
+    ]
+    positives, negatives = worst_mistakes(rows, ["no", "yes"])
+    assert [row["id"] for row in positives.rows] == [0, 2] and "False positives" in positives.title
+    assert [row["id"] for row in negatives.rows] == [1, 3] and "False negatives" in negatives.title
+
+
+def test_classes_with_an_order_by_distance_and_then_by_probability() -> None:
+    """(label, answer, its probability): two classes too far counts more than any probability."""
+    answers = [(0, 1, 0.9), (0, 4, 0.3), (1, 3, 0.5), (1, 3, 0.6), (2, 2, 0.9), (4, 0, 0.4), (3, 2, 0.8)]
+    rows = []
+    for place, (label, answer, odds) in enumerate(answers):
+        probabilities = [0.0] * 5
+        probabilities[answer] = odds
+        rows.append({"id": place, "label": label, "prediction": answer, "probabilities": probabilities})
+    high, low = worst_mistakes(rows, FIVE)
+    assert [row["id"] for row in high.rows] == [1, 3, 2, 0] and high.title == "Answered too high"
+    assert [row["id"] for row in low.rows] == [5, 6] and low.title == "Answered too low"
+    assert is_ordered(["1", "2", "3"]) and not is_ordered(["billing", "login", "other"])
+
+
+def test_scores_too_high_and_too_low() -> None:
+    rows = [
+        {"id": place, "label": label, "prediction": found}
+        for place, (label, found) in enumerate([(1.0, 3.0), (5.0, 1.0), (2.0, 2.0), (0.0, 4.5), (3.0, 2.5)])
+    ]
+    over, under = worst_mistakes(rows, [], count=1)
+    assert [row["id"] for row in over.rows] == [3] and (over.title, over.found) == ("Overestimates", 2)
+    assert [row["id"] for row in under.rows] == [1] and (under.title, under.found) == ("Underestimates", 2)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 1499, 1500, 1501, 20_000])

@@ -25,8 +25,10 @@ from minbert.training import graphs
 from minbert.training.gradients import add_gradients
 from minbert.training.metrics_log import read_metrics
 from minbert.training.trainer import OneByOne, Recorded, Trainer
+from tests import tagger
 from tests.runs import Listener, Stopped, small_recipe, small_trainer, unlike, weights_of
 from tests.sequences import small_encoder, tokens_of
+from tests.tagger import WEIGHTS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -133,6 +135,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mean": {"model": {"pooling": "mean", "common_layer": True}},
     "max": {"model": {"pooling": "max"}},
     "pooler": {"model": {"pooling": "pooler"}},
+    "weighted": {"model": {"pooling": "weighted", "pooling_weights": WEIGHTS}},
     "two views": {"tasks": {"sts": {"head": "cosine"}, "quora": {"head": "interaction"}}},
     "contrastive": {
         "tasks": {
@@ -146,8 +149,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_graphs_train_as_plain_steps_do(make: Make, encoder: Path, name: str) -> None:
+def test_graphs_train_as_plain_steps_do(make: Make, encoder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without dropout, in fp32: the losses of every step."""
+    tagger.use(monkeypatch)
     variant = VARIANTS[name]
     tables = {
         **variant,

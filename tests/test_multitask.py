@@ -22,7 +22,7 @@ from minbert.model.multitask import MultitaskModel, answer_pooled, encode_pooled
 from minbert.model.packed import Packed
 from minbert.tasks import HEADS, PoolingName
 from minbert.training.losses import build_loss
-from tests.models import PAIRS, TEXTS, make
+from tests.models import PAIRS, TEXTS, THREE, make
 
 # One task of each way to read a row, so that a batch holds one, two and three kinds of views.
 MIXED: dict[str, dict[str, Any]] = {
@@ -270,6 +270,21 @@ def test_the_common_layer_comes_first_in_every_head(tiny_encoder: Path) -> None:
     torch.testing.assert_close(model.answer("sts", vector, -vector), model.heads["sts"](through, model.common(-vector)))
 
 
+def test_the_common_layer_of_some_tasks_is_not_in_the_others(tiny_encoder: Path) -> None:
+    """Gulluk's future work: a last layer that paraphrase and similarity share, and sentiment does not."""
+    tokenizer, model, manifest = make(tiny_encoder, THREE, common_layer=True, common_tasks=["quora", "sts"])
+    assert model.common is not None and manifest.model.common_tasks == ("quora", "sts")
+    vector = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model.answer("sst", vector), model.heads["sst"](vector))
+    torch.testing.assert_close(model.answer("quora", vector), model.heads["quora"](model.common(vector)))
+    data = inputs_for(tokenizer, model)
+    for rows, expected in (({"sst": [0, 1]}, set()), ({"sst": [0], "sts": [1]}, {"common"})):
+        model.zero_grad()
+        outputs = model(ready(collate(step(**rows), data), model.encoder))
+        sum(values.sum() for values in outputs.values()).backward()  # type: ignore[union-attr]
+        assert touched(model, ["common"]) == expected
+
+
 def test_the_common_layer_has_a_dropout_of_its_own(tiny_encoder: Path) -> None:
     _, model, _ = make(tiny_encoder, {"sst": {}}, common_layer=True, common_dropout=0.5, dropout=0.0)
     vector = torch.ones(1, 32)
@@ -319,5 +334,5 @@ def test_a_task_whose_name_torch_cannot_use_is_refused(tiny_encoder: Path, name:
 
 
 def test_poolings_are_those_of_the_encoder() -> None:
-    assert get_args(PoolingName) == POOLINGS
-    assert get_args(Pooling) == (*POOLINGS, "tokens"), "which no task asks for by name"
+    assert get_args(PoolingName) == (*POOLINGS, "weighted")
+    assert get_args(Pooling) == (*POOLINGS, "weighted", "tokens"), "which no task asks for by name"

@@ -148,7 +148,7 @@ def test_confusion_and_reliability(page: Page, tmp_path: Path) -> None:
 
 
 def test_scatter(page: Page) -> None:
-    assert len(page.all("circle", r="3")) == 60
+    assert len(page.all("circle", r="3")) == 3 * 60  # label and prediction of sts; word overlap of sts and quora
     assert "evenly through the file" not in page.text
 
 
@@ -163,12 +163,14 @@ def test_mistakes(page: Page, tmp_path: Path) -> None:
         said = f"{TASKS['quora']['classes'][answer]} {first['probabilities'][answer]:.1%}"
         meant = TASKS["quora"]["classes"][1 - answer]
         assert f"False {name} {count} {said} label {meant} {first['id']} {first['text']} {first['text2']}" in page.text
-    first = max(rows["sts"], key=lambda row: abs(row["label"] - row["prediction"]))
-    wrong = [row for row in rows["sts"] if row["prediction"] != row["label"]]
+    first = max(rows["sts"], key=lambda row: row["prediction"] - row["label"])
+    wrong = [row for row in rows["sts"] if row["prediction"] > row["label"]]
     assert (
-        f"Largest errors 10 of {len(wrong)} predicted {first['prediction']:.2f} label {first['label']:.2f}" in page.text
+        f"Overestimates 10 of {len(wrong)} predicted {first['prediction']:.2f} label {first['label']:.2f}" in page.text
     )
-    assert page.text.count("the surest first. At most 10 each") == 2
+    assert page.text.count("the surest first. At most 10 each") == 1
+    assert page.text.count("the farthest and surest first. At most 10 each") == 1
+    assert "Answered too high" in page.text and "Underestimates" in page.text
 
 
 def test_data_and_recipe(page: Page) -> None:
@@ -239,7 +241,7 @@ def test_scores_that_are_not_defined(tmp_path: Path) -> None:
 def test_twenty_thousand_predictions(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rows=20_000, log_lines=3000)
     page = report(run)
-    assert len(page.all("circle", r="2")) == 1500
+    assert len(page.all("circle", r="2")) == 3 * 1500
     assert "1,500 of 20,000 rows are drawn, evenly through the file." in page.text
     assert "A point is the mean of 25 lines of the log." in page.text
     assert len(page.source) < 1_000_000
@@ -264,7 +266,7 @@ def test_no_mistakes(tmp_path: Path) -> None:
             row["label"] = row["prediction"]
 
     page = report(make_run(tmp_path / "run", edit_rows=all_right))
-    assert page.text.count("0 None.") == 4
+    assert page.text.count("0 None.") == 6
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from minbert import __version__
 from minbert.data.inputs import tokenize
 from minbert.data.raw import Examples
 from minbert.data.tokenizer import Tokenizer
+from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError
 from minbert.model import saved
 from minbert.model.answers import Decision
@@ -88,6 +89,20 @@ def test_a_model_comes_back_exactly(tiny_encoder: Path, tmp_path: Path) -> None:
     before, after = say(model, tokenizer), say(loaded, its_tokenizer)
     for name in TASKS:
         np.testing.assert_array_equal(before[name], after[name])
+
+
+def test_a_common_layer_of_some_tasks_comes_back(tiny_encoder: Path, tmp_path: Path) -> None:
+    """In every way that a model is run: the heads read what they were trained on."""
+    tasks = {"sst": {}, "quora": {}, "sts": {"head": "cosine"}}
+    tokenizer, model, manifest = make(tiny_encoder, tasks, common_layer=True, common_tasks=["quora", "sts"])
+    save_model(tmp_path / "model", model, tokenizer, manifest)
+    again, _, found = load_model(tmp_path / "model")
+    assert found == manifest and again.common_tasks == {"quora", "sts"}
+    expected = say(model, tokenizer)
+    predicted = Predictor.load(tmp_path / "model").outputs(TEXTS, PAIRS)
+    for name, outputs in say(again, tokenizer).items():
+        assert np.array_equal(outputs, expected[name])
+        np.testing.assert_allclose(predicted[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_without_any_weights_in_its_heads_comes_back(tiny_encoder: Path, tmp_path: Path) -> None:

@@ -364,6 +364,24 @@ def report(
     out.print(f"written: {shown(output)}", highlight=False, soft_wrap=True)
 
 
+@app.command(epilog="Example: [bold]minbert errors runs/sample --task sts --count 5 --out errors.md[/]")
+def errors(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    task: Annotated[list[str] | None, typer.Option("--task", "-t", help="Default: all.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Rows of each direction, at most.")] = 10,
+    out_file: Annotated[Path | None, typer.Option("--out", help="Also write them here, as Markdown.")] = None,
+) -> None:
+    """The worst wrong answers on dev: false positives and negatives, chosen by a rule, with what was expected."""
+    from minbert.evaluation.mistakes import read_mistakes, tables, write_markdown
+
+    found = read_mistakes(run, tasks=task, count=count)
+    for table in tables(found):
+        out.print(table)
+    if out_file is not None:
+        write_markdown(found, out_file)
+        out.print(f"written: {shown(out_file)}", highlight=False, soft_wrap=True)
+
+
 # --- data -----------------------------------------------------------------------------------------------------------
 
 

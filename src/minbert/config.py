@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from minbert.errors import MinbertError, shown, suggest
-from minbert.tasks import BUILT_IN, CONTRASTIVE, Kind, PoolingName, Task, check_task
+from minbert.tasks import BUILT_IN, CONTRASTIVE, Kind, PartOfSpeech, PoolingName, Task, check_class, check_task
 
 EMBEDDED = "embedded"
 SEVERAL = ("all", "mixed")  # the samplers whose steps have several tasks
@@ -32,7 +32,11 @@ class ModelConfig:
     encoder: str = "minilm"
     """A cached name, a hub id, or a folder in Hugging Face layout."""
     pooling: PoolingName = "cls"
-    """How a sequence becomes one vector: cls, pooler, mean or max."""
+    """How a sequence becomes one vector: cls, pooler, mean, max or weighted (the mean, each token with the weight of its
+    word's part of speech; needs the extra "pos", and is not for ONNX Runtime)."""
+    pooling_weights: dict[str, float] = field(default_factory=dict)
+    """For weighted: verb, auxiliary, noun, adjective, adverb, function (pronouns, prepositions, articles and the like) and
+    other (punctuation, numbers, special tokens), for example { verb = 2, auxiliary = 0.5 }; what is not named has 1."""
     dropout: float = 0.1
     """In the heads."""
     encoder_dropout: float | None = None
@@ -40,6 +44,8 @@ class ModelConfig:
     common_layer: bool = False
     """A linear layer + tanh that all tasks share, first in every head."""
     common_dropout: float = 0.0
+    common_tasks: tuple[str, ...] = ()
+    """The tasks that go through the common layer; empty: all."""
     max_tokens: int = 256
     """Longer inputs are cut, and counted."""
 
@@ -161,6 +167,11 @@ class Recipe:
             )
             object.__setattr__(self, "stages", tuple(stages))
 
+    @property
+    def weighted(self) -> bool:
+        """Does a task pool with weights?"""
+        return "weighted" in (task.pooling or self.model.pooling for task in self.tasks)
+
     def task(self, name: str) -> Task:
         for task in self.tasks:
             if task.name == name:
@@ -171,6 +182,7 @@ class Recipe:
 
 LIMITS = {
     "seed": (0, math.inf),
+    "model.pooling_weights": (0.001, 1000),
     "model.dropout": (0, 0.99),
     "model.encoder_dropout": (0, 0.99),
     "model.common_dropout": (0, 0.99),
@@ -265,6 +277,24 @@ def _stages(raw: Any, model: Any, where: str) -> tuple[Recipe, ...]:
     return tuple(stages)
 
 
+def lender(recipe: Recipe, task: Task, where: str = "recipe") -> Task:
+    """The task whose rows another borrows, reading only those of the class that is asked for."""
+    borrow = task.borrow
+    if borrow is None:
+        raise ValueError(f"{task.name} borrows nothing")
+    known = {**BUILT_IN, **{other.name: other for other in recipe.tasks}}
+    spot = f"{where}: [tasks.{task.name}] borrow"
+    if borrow.task not in known:
+        raise MinbertError(f'{spot}.task is "{borrow.task}"{suggest(borrow.task, known)}; known: {", ".join(known)}')
+    found = known[borrow.task]
+    if not found.is_pair or not found.train:
+        what = "reads one text" if not found.is_pair else "has no training files"
+        raise MinbertError(f'{spot}.task is "{borrow.task}", which {what}; expected pairs')
+    if borrow.only:
+        check_class(found, borrow.only, f"{spot}.only")
+    return replace(found, only=borrow.only)
+
+
 def data_folder(recipe: Recipe, chosen: str | Path | None = None) -> Path:
     """Where the recipe's files lie: what the caller chose, the embedded sample, MINBERT_DATA, or the recipe's own."""
     if chosen is not None:
@@ -337,6 +367,7 @@ def _check(recipe: Recipe, where: str) -> None:
     names = [task.name for task in recipe.tasks]
     sampler, training = recipe.sampler, recipe.training
     named = {
+        "model.common_tasks": recipe.model.common_tasks,
         "sampler.order": sampler.order,
         "sampler.weights": sampler.weights,
         "training.best_weights": training.best_weights,
@@ -347,6 +378,9 @@ def _check(recipe: Recipe, where: str) -> None:
             if name not in names:
                 near = suggest(name, names)
                 raise MinbertError(f'{where}: {key} names "{name}"{near}; the tasks are: {", ".join(names)}')
+    if recipe.model.common_tasks and not recipe.model.common_layer:
+        raise MinbertError(f"{where}: model.common_tasks without a common layer; expected model.common_layer = true")
+    _check_weights(recipe, where)
     if training.best == "task" and not training.best_task:
         raise MinbertError(f'{where}: training.best is "task"; expected training.best_task to say which')
     if training.best == "weighted-mean" and not any(training.best_weights.get(name, 1) for name in names):
@@ -370,6 +404,22 @@ def _check(recipe: Recipe, where: str) -> None:
     for task in recipe.tasks:
         if not task.train and not task.dev and not task.test:
             raise MinbertError(f"{where}: [tasks.{task.name}] has no files; expected train and dev")
+        if task.borrow is not None:
+            lender(recipe, task, where)
+
+
+def _check_weights(recipe: Recipe, where: str) -> None:
+    """Weights of parts of speech are there, known, and used."""
+    weights, parts = recipe.model.pooling_weights, get_args(PartOfSpeech)
+    for name in weights:
+        if name not in parts:
+            near = suggest(name, parts)
+            raise MinbertError(f'{where}: model.pooling_weights names "{name}"{near}; known: {", ".join(parts)}')
+    if recipe.weighted and not weights:
+        example = "{ verb = 2, auxiliary = 0.5 }"
+        raise MinbertError(f'{where}: pooling is "weighted"; expected model.pooling_weights, such as {example}')
+    if weights and not recipe.weighted:
+        raise MinbertError(f'{where}: model.pooling_weights without pooling; expected model.pooling = "weighted"')
 
 
 def _check_contrastive(recipe: Recipe, where: str) -> None:
@@ -433,6 +483,9 @@ def _build(cls: Any, raw: Mapping[str, Any], where: str, **given: Any) -> Any:
         if key not in known:
             raise MinbertError(f'{where}: unknown key "{key}"{suggest(key, known)}; known: {", ".join(sorted(known))}')
         values[key] = _convert(value, hints[key], f"{where}: {key}")
+    needed = [item.name for item in fields(cls) if item.default is item.default_factory is dataclasses.MISSING]
+    if missing := [name for name in needed if name not in values]:
+        raise MinbertError(f"{where}: no {', '.join(missing)}; expected {'it' if len(missing) == 1 else 'them'}")
     return cls(**values)
 
 
@@ -524,6 +577,8 @@ def _toml(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if dataclasses.is_dataclass(value):
+        value = {item.name: getattr(value, item.name) for item in fields(value)}
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items()) + "}"
     return repr(value)

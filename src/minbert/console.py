@@ -165,6 +165,8 @@ def print_notes(data: Mapping[str, Any], console: Console = err) -> None:
         for task, note in tasks.items():
             for reason, count in note["skipped"].items():
                 console.print(f"{task} {split}: {count} rows skipped ({reason})", highlight=False)
+            for what, count in note.get("added", {}).items():
+                console.print(f"{task} {split}: {count} rows added ({what})", highlight=False)
             cut = note["truncated"]
             if cut["texts"]:
                 text = f"{task} {split}: {cut['texts']} inputs cut, {cut['tokens']} tokens lost"

@@ -26,7 +26,9 @@ from minbert.atomic import write_text
 from minbert.config import Recipe, as_dict, data_folder, differences, parse_recipe, read_recipe, to_toml
 from minbert.data.cache import TokenCache
 from minbert.data.inputs import Inputs, tokenize, tokenize_view
+from minbert.data.negatives import Nearest
 from minbert.data.raw import Examples, fingerprint, read_split
+from minbert.data.rows import fingerprint_of, training_rows
 from minbert.data.tokenizer import Tokenizer
 from minbert.delivery.backends import Precision, choose_backend
 from minbert.delivery.predictor import Predictor
@@ -37,6 +39,7 @@ from minbert.evaluation.geometry import PURPOSE, Geometry, measure, positives, s
 from minbert.evaluation.results import environment, gap, read_results, write_json, write_predictions
 from minbert.machine import set_threads
 from minbert.model.multitask import MultitaskModel, encode_pooled, outputs_of, vectors_pooled
+from minbert.model.neighbours import Neighbours
 from minbert.model.pretrained import has_vocabulary, load_folder, load_vocabulary
 from minbert.model.saved import Manifest, build_model, load_model, save_model, update_manifest
 from minbert.tasks import HEADS, Task
@@ -71,6 +74,7 @@ class Prepared:
                 task: {
                     "rows": len(examples),
                     "skipped": dict(examples.skipped),
+                    **_added(examples),
                     "truncated": {
                         "texts": self.inputs[split][task].truncation.texts,
                         "tokens": self.inputs[split][task].truncation.tokens,
@@ -81,6 +85,11 @@ class Prepared:
             }
             for split, tasks in self.examples.items()
         }
+
+
+def _added(examples: Examples) -> dict[str, Any]:
+    """Rows that are not the files' own, and what all of them are: a run goes on only with the very same."""
+    return {"added": dict(examples.added), "sha256": fingerprint_of(examples)} if examples.added else {}
 
 
 @runtime_checkable
@@ -140,17 +149,21 @@ def train(
     parts[folder] = recipe
     left = {path: part for path, part in parts.items() if path not in done}
     made = new_model(next(iter(left.values())), where, start=_encoder_of(done))
+    # Hard negatives are near by the encoder that the whole run started from, also when stages are behind it.
+    tokenizer, first, _ = made if not done else new_model(recipe, where)
     # Everything is read before anything is trained: a file that is wrong is found now, not after the stages.
     prepared = {
         path: prepare(
             part,
-            made[0],
+            tokenizer,
             data_folder(recipe, data),
             cache=TokenCache.from_environment(watcher.warn),
             watcher=watcher if isinstance(watcher, Preparing) else None,
+            nearest=Neighbours(first, tokenizer, max_tokens=part.model.max_tokens),
         )
         for path, part in left.items()
     }
+    del first
     if resume:
         for path, found in prepared.items():
             _check_same_files(path, found)
@@ -290,8 +303,12 @@ def prepare(
     *,
     cache: TokenCache | None = None,
     watcher: Preparing | None = None,
+    nearest: Nearest | None = None,
 ) -> Prepared:
-    """Read and tokenize the splits of every task; what the cache holds is not tokenized again."""
+    """Read and tokenize the splits of every task; what the cache holds is not tokenized again.
+
+    `nearest` finds hard negatives, for tasks that ask for them.
+    """
     watcher = watcher or Unwatched()
     examples: dict[str, dict[str, Examples]] = {}
     inputs: dict[str, dict[str, Inputs]] = {}
@@ -301,10 +318,14 @@ def prepare(
             if not getattr(task, split):
                 raise MinbertError(f"[tasks.{task.name}] has no {split} files; expected them")
             watcher.preparing(f"reading {task.name} {split}")
-            found = read_split(task, split, folder)  # type: ignore[arg-type]
+            if split == "train":
+                found = training_rows(recipe, task, folder, nearest=nearest)
+            else:
+                found = read_split(task, split, folder)  # type: ignore[arg-type]
             watcher.preparing(f"tokenizing {task.name} {split}, {len(found):,} rows")
             limit, seeds = recipe.model.max_tokens, {"seed": recipe.seed, "place": place}
-            tokens = tokenize(task, found, tokenizer, limit, cache=cache, **seeds)
+            weights = recipe.model.pooling_weights if (task.pooling or recipe.model.pooling) == "weighted" else None
+            tokens = tokenize(task, found, tokenizer, limit, cache=cache, weights=weights, **seeds)
             examples.setdefault(split, {})[task.name] = found
             inputs.setdefault(split, {})[task.name] = tokens
             rows += len(found)
@@ -380,6 +401,11 @@ def _check_same_files(folder: Path, prepared: Prepared) -> None:
         for task, note in tasks.items():
             if list(note["files"].values()) != list(before[split][task]["files"].values()):
                 raise MinbertError(f"{', '.join(note['files'])} ({task}, {split}) changed since the run was started")
+            if note.get("sha256") != before[split][task].get("sha256"):
+                raise MinbertError(
+                    f"{task}, {split}: the rows drawn ({', '.join(note.get('added', {}))}) are others than those the run "
+                    "was started with; expected the same encoder, on the same device"
+                )
 
 
 def _open(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:

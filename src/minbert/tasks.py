@@ -14,9 +14,25 @@ from typing import Literal
 from minbert.errors import MinbertError, suggest
 
 Kind = Literal["classification", "regression", "pair-classification", "pair-regression", "contrastive", "masked"]
-PoolingName = Literal["cls", "pooler", "mean", "max"]
+PoolingName = Literal["cls", "pooler", "mean", "max", "weighted"]
+PartOfSpeech = Literal["verb", "auxiliary", "noun", "adjective", "adverb", "function", "other"]
 View = Literal["first", "second", "third", "joint", "reversed"]
 """A way to read a row: its first text, its second, its third, the first two as one input, the other way round."""
+
+
+@dataclass(frozen=True)
+class Borrow:
+    """Rows of another task's training files, trained on as if they had a score here. In a recipe: `[tasks.NAME.borrow]`."""
+
+    task: str
+    """A task of the recipe, or a built-in one, that reads two texts."""
+    low: float
+    high: float
+    """Each row's score is drawn uniformly from low to high; where both are equal it is that."""
+    only: str = ""
+    """Only rows of this class; empty: all of them."""
+    fraction: float = 1.0
+    """Part of the rows that is taken: a random one, the same throughout the run."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,8 @@ class Task:
     name: str
     kind: Kind
     train: tuple[str, ...] = ()
-    """Files, relative to the data folder; all are read. "a.csv|b.tsv" is the first of them that exists."""
+    """Files, relative to the data folder; all are read. "a.csv|b.tsv" is the first of them that exists, and
+    "embedded/a.tsv" one of the sample inside the package."""
     dev: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
     """Files without labels, for `minbert submit`."""
@@ -76,6 +93,17 @@ class Task:
     """For masked: how many of the tokens are to be guessed."""
     whole_words: bool = False
     """For masked: all pieces of a word or none."""
+    only: str = ""
+    """Train on the rows of this class only (its name, or its number); the others are counted. Dev keeps all."""
+    negatives: float = 0.0
+    """So many training rows are added for each pair: its first text with the second text of another row, and the lowest
+    score (or class 0). 0.5: for a random half of the pairs. Never a pair of the files, in either order and whatever its
+    label, nor a text with itself. Drawn once, before training, as by Vinjapuri & Vasireddy: each epoch has the same."""
+    negative_kind: Literal["random", "mined"] = "random"
+    """Which other row. random: any. mined: a hard one, see data/negatives.py: among the nearest to the first text by the
+    encoder that the run starts from, but not the very nearest, which are too often paraphrases that nobody labelled."""
+    borrow: Borrow | None = None
+    """Rows of another task that are trained on here too."""
 
     @property
     def is_pair(self) -> bool:
@@ -239,7 +267,7 @@ def check_task(task: Task) -> Task:
         raise MinbertError(f"{where} classes has {len(task.classes)} names; expected two or more")
     if len(set(task.classes)) != len(task.classes):
         raise MinbertError(f"{where} classes names one twice: {', '.join(task.classes)}")
-    if not task.is_classification and task.classes:
+    if task.kind.endswith("regression") and task.classes:
         raise MinbertError(f"{where} classes has {len(task.classes)} names; a {task.kind} task has none")
     if not task.is_classification and not task.low < task.high:
         raise MinbertError(f"{where} the scale runs from {task.low} to {task.high}; expected low below high")
@@ -248,6 +276,7 @@ def check_task(task: Task) -> Task:
     task = _with_loss(task, where)
     _check_head(task, HEADS[task.head], where)
     _check_numbers(task, where)
+    _check_rows(task, where)
     if task.metric:
         _known(task.metric, metric_names(task), f"{where} metric")
     return task
@@ -348,6 +377,49 @@ def _check_numbers(task: Task, where: str) -> None:
     by_score = task.loss == "bce-threshold" or (task.loss in CONTRASTIVE and task.kind == "pair-regression")
     if by_score and not task.low < task.threshold < task.high:
         raise MinbertError(f"{where} threshold is {task.threshold}; expected it between {task.low} and {task.high}")
+
+
+def _check_rows(task: Task, where: str) -> None:
+    """Which rows are trained on."""
+    if task.only:
+        check_class(task, task.only, f"{where} only")
+    if not 0 <= task.negatives <= 100:
+        raise MinbertError(f"{where} negatives is {task.negatives}; expected 0 to 100")
+    if task.negatives and not (task.is_pair and task.has_label):
+        raise MinbertError(
+            f"{where} negatives is {task.negatives}; a {task.kind} task has no labelled pairs to take apart"
+        )
+    if task.negative_kind == "mined" and not task.negatives:
+        raise MinbertError(f'{where} negative_kind is "mined" with negatives 0; expected negatives above 0')
+    if (borrow := task.borrow) is None:
+        return
+    if task.kind != "pair-regression":
+        raise MinbertError(f"{where} borrow gives rows a score; a {task.kind} task has none, expected pair-regression")
+    if borrow.task == task.name:
+        raise MinbertError(f'{where} borrow.task is "{borrow.task}", the task itself; expected another')
+    if not task.low <= borrow.low <= borrow.high <= task.high:
+        scale = f"the scale {task.low:g} to {task.high:g}"
+        raise MinbertError(f"{where} borrow runs from {borrow.low:g} to {borrow.high:g}; expected a part of {scale}")
+    if not 0 < borrow.fraction <= 1:
+        raise MinbertError(f"{where} borrow.fraction is {borrow.fraction}; expected more than 0 and at most 1")
+
+
+def check_class(task: Task, name: str, where: str) -> None:
+    """Is it one of the task's classes: a name, or a number from 0 where the names are no numbers themselves?"""
+    if not task.classes:
+        raise MinbertError(f'{where} is "{name}"; the {task.kind} task {task.name} has no classes')
+    numbers = () if any(map(_is_number, task.classes)) else map(str, range(len(task.classes)))
+    if name not in (*task.classes, *numbers):
+        known = ", ".join(task.classes)
+        raise MinbertError(f'{where} is "{name}"{suggest(name, task.classes)}; expected one of: {known}')
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _losses_for(task: Task) -> str:

@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from minbert.data.parts_of_speech import tagger
 from minbert.data.tokenizer import Tokenizer, Tokens, Truncation
 from minbert.encoders import home
 from minbert.errors import MinbertError
@@ -35,6 +36,7 @@ FORMAT = 1  # of an entry; another number is another key
 LIMIT = 4 << 30  # bytes
 SMALLEST = 2000  # texts: fewer are tokenized in less time than a person notices, and would litter the cache
 ARRAYS = {"ids": np.int32, "segments": np.uint8, "offsets": np.int64}
+WEIGHTS = {"weights": np.float32}  # only where they were asked for
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 LEFTOVER = 24 * 3600.0  # seconds: a folder of a writer that old has no writer any more
 
@@ -79,18 +81,25 @@ class TokenCache:
         return cls(home() / "tokens", limit=limit, warn=warn) if limit else None
 
     def encode(
-        self, tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_tokens: int
+        self,
+        tokenizer: Tokenizer,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        max_tokens: int,
+        weights: Mapping[str, float] | None = None,
     ) -> Tokens:
         """What `tokenizer.encode` gives."""
         if len(texts) < self.smallest:
-            return tokenizer.encode(texts, pairs, max_tokens=max_tokens)
-        place = self.folder / _key(tokenizer, [texts] if pairs is None else [texts, pairs], max_tokens)
+            return tokenizer.encode(texts, pairs, max_tokens=max_tokens, weights=weights)
+        columns = [texts] if pairs is None else [texts, pairs]
+        place = self.folder / _key(tokenizer, columns, max_tokens, weights)
         found = _load(place)
         if found is not None:
             self.hits += 1
             return found
         self.misses += 1
-        tokens = tokenizer.encode(texts, pairs, max_tokens=max_tokens)
+        tokens = tokenizer.encode(texts, pairs, max_tokens=max_tokens, weights=weights)
         if self.writable:
             try:
                 self._store(place, tokens)
@@ -118,7 +127,8 @@ class TokenCache:
 
         Nothing is forced to the disk: what a power failure leaves half-written does not pass its checksum.
         """
-        arrays = {name: np.ascontiguousarray(getattr(tokens, name), kind) for name, kind in ARRAYS.items()}
+        kinds = ARRAYS if tokens.weights is None else ARRAYS | WEIGHTS
+        arrays = {name: np.ascontiguousarray(getattr(tokens, name), kind) for name, kind in kinds.items()}
         size = sum(array.nbytes for array in arrays.values())
         if size > self.limit:
             return
@@ -132,7 +142,7 @@ class TokenCache:
             cut = tokens.truncation
             about = {
                 "truncated": {"texts": cut.texts, "tokens": cut.tokens},
-                "sha256": {name: _sha256(new / f"{name}.npy") for name in ARRAYS},
+                "sha256": {name: _sha256(new / f"{name}.npy") for name in arrays},
             }
             (new / "meta.json").write_text(json.dumps({**about, "own": _own(about)}), encoding="utf-8")
             with suppress(FileNotFoundError):
@@ -164,9 +174,16 @@ class TokenCache:
         return freed
 
 
-def _key(tokenizer: Tokenizer, columns: Sequence[Sequence[str]], max_tokens: int) -> str:
-    """A hash of everything that decides the tokens: the tokenizer, the texts in their order, and the limit."""
-    rules = [FORMAT, tokenizers.__version__, tokenizer._backend.to_str(), max_tokens, len(columns)]
+def _key(
+    tokenizer: Tokenizer,
+    columns: Sequence[Sequence[str]],
+    max_tokens: int,
+    weights: Mapping[str, float] | None = None,
+) -> str:
+    """A hash of everything that decides the tokens: the tokenizer, the texts in their order, the limit, the weights."""
+    rules: list[Any] = [FORMAT, tokenizers.__version__, tokenizer._backend.to_str(), max_tokens, len(columns)]
+    if weights is not None:  # without them, the keys that there were before weights
+        rules.append([sorted(weights.items()), tagger()])
     digest = hashlib.sha256(json.dumps(rules).encode())
     for column in columns:
         # All texts at once, which is fast; their lengths say where one ends and the next begins
@@ -184,13 +201,14 @@ def _load(place: Path) -> Tokens | None:
         about = {name: meta[name] for name in ("truncated", "sha256")}
         if meta["own"] != _own(about):
             return None
-        if any(_sha256(place / f"{name}.npy") != about["sha256"][name] for name in ARRAYS):
+        names = [*ARRAYS, *(name for name in WEIGHTS if name in about["sha256"])]
+        if any(_sha256(place / f"{name}.npy") != about["sha256"][name] for name in names):
             return None
         # Copy on write: to whoever has them these are arrays like any others, and no change reaches the file
-        ids, segments, offsets = (np.asarray(np.load(place / f"{name}.npy", mmap_mode="c")) for name in ARRAYS)
+        ids, segments, offsets, *weights = (np.asarray(np.load(place / f"{name}.npy", mmap_mode="c")) for name in names)
         with suppress(OSError):  # a cache that can only be read is good, too
             os.utime(place / "meta.json")
-        return Tokens(ids, segments, offsets, Truncation(**about["truncated"]))
+        return Tokens(ids, segments, offsets, Truncation(**about["truncated"]), weights[0] if weights else None)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 

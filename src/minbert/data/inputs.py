@@ -117,9 +117,10 @@ def tokenize_view(
     *,
     thirds: Sequence[str] | None = None,
     cache: TokenCache | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> Tokens:
     """The sequences of one way to read the rows."""
-    encode = tokenizer.encode if cache is None else partial(cache.encode, tokenizer)
+    encode = partial(tokenizer.encode if cache is None else partial(cache.encode, tokenizer), weights=weights)
     second = pairs or ()
     if view == "first":
         return encode(texts, max_tokens=max_tokens)
@@ -141,12 +142,15 @@ def tokenize(
     cache: TokenCache | None = None,
     seed: int = 0,
     place: int = 0,
+    weights: Mapping[str, float] | None = None,
 ) -> Inputs:
-    """A split as its task's head reads it; from the recipe's seed and the task's place in it a masked one has its masks."""
+    """A split as its task's head reads it; with `weights` by part of speech where it pools with them. From the recipe's
+    seed and the task's place in it a masked one has its masks.
+    """
     limit = min(max_tokens, tokenizer.positions)
     columns = examples.texts, examples.pairs
     views = {
-        view: tokenize_view(view, tokenizer, *columns, limit, thirds=examples.thirds, cache=cache)
+        view: tokenize_view(view, tokenizer, *columns, limit, thirds=examples.thirds, cache=cache, weights=weights)
         for view in dict.fromkeys(task.views)  # one that is read twice is tokenized once
     }
     truncation = sum((tokens.truncation for tokens in views.values()), Truncation())
@@ -164,6 +168,8 @@ def collate(step: Step, data: Mapping[str, Inputs]) -> Batch:
     starts = np.empty(len(lengths), np.int64)  # where each sequence goes
     starts[order] = offsets[:-1]
     ids, segments = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.uint8)
+    weighted = any(view.weights is not None for view, _ in views)
+    weights = np.ones(offsets[-1], np.float32) if weighted else None
     done = 0
     guessed: dict[str, PartOfBatch] = {}
     for view, part in views:
@@ -177,6 +183,8 @@ def collate(step: Step, data: Mapping[str, Inputs]) -> Batch:
             ids[place], chosen = masking.hide(view.ids[source], masking.generator(part.number, rows))
             labels = view.ids[source[chosen]].astype(np.float32)
             guessed[part.task] = PartOfBatch(part.task, place[chosen][None], labels, len(rows))
+        if weights is not None and view.weights is not None:
+            weights[place] = view.weights[source]
         done += len(rows)
     places = np.empty(len(lengths), np.int64)
     places[order] = np.arange(len(lengths))
@@ -189,4 +197,4 @@ def collate(step: Step, data: Mapping[str, Inputs]) -> Batch:
         index = places[done : done + count].reshape(len(inputs.views), -1)
         parts.append(guessed.get(part.task) or PartOfBatch(part.task, index, labels.astype(np.float32)))
         done += count
-    return Batch(Tokens(ids, segments, offsets), tuple(parts))
+    return Batch(Tokens(ids, segments, offsets, weights=weights), tuple(parts))

@@ -15,7 +15,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from minbert.config import EMBEDDED, SAMPLE
 from minbert.errors import MinbertError, require, shown, suggest
 from minbert.tasks import Task
 
@@ -66,22 +67,54 @@ class Examples:
     """sha256 of each file that was read."""
     thirds: list[str] | None = None
     """Hard negatives."""
+    added: Mapping[str, int] = field(default_factory=dict)
+    """Rows that are not the files' own, counted by where they come from; they come last."""
 
     def __len__(self) -> int:
         return len(self.texts)
 
+    def take(self, rows: NDArray[np.integer]) -> Examples:
+        """These rows, in that order."""
+        columns: dict[str, Any] = {
+            item.name: [column[row] for row in rows]
+            for item in fields(self)
+            if isinstance(column := getattr(self, item.name), list) and column
+        }
+        return replace(self, **columns, labels=None if self.labels is None else self.labels[rows])
+
+    def extended(self, other: Examples, what: str) -> Examples:
+        """With the rows of another after these; `what` says in `added` what they are."""
+        columns: dict[str, Any] = {
+            item.name: column + getattr(other, item.name)
+            for item in fields(self)
+            if isinstance(column := getattr(self, item.name), list)
+        }
+        labels = None
+        if self.labels is not None and other.labels is not None:
+            labels = np.concatenate([self.labels, other.labels])
+        files, added = {**self.files, **other.files}, {**self.added, what: len(other)}
+        return replace(self, **columns, labels=labels, files=files, added=added)
+
 
 def resolve(names: Sequence[str], folder: Path) -> list[Path]:
-    """The files of a split: for each name the first of its alternatives ("a.csv|b.tsv") that exists."""
+    """The files of a split: for each name the first of its alternatives ("a.csv|b.tsv") that exists.
+
+    "embedded/a.tsv" is a file of the sample inside the package, whatever the folder.
+    """
     found = []
     for name in names:
-        options = [folder / option.strip() for option in name.split("|")]
+        options = [_place(option.strip(), folder) for option in name.split("|")]
         path = next((option for option in options if option.is_file()), None)
         if path is None:
             looked = " or ".join(shown(option) for option in options)
             raise MinbertError(f"no file {looked}; say where the data is with --data DIR or MINBERT_DATA")
         found.append(path)
     return found
+
+
+def _place(name: str, folder: Path) -> Path:
+    inside = name.removeprefix(f"{EMBEDDED}/")
+    return folder / name if inside == name else SAMPLE / inside
 
 
 def read_split(task: Task, split: Split, folder: Path, *, on_problem: Report | None = None) -> Examples:
@@ -102,7 +135,7 @@ def read_split(task: Task, split: Split, folder: Path, *, on_problem: Report | N
     skipped: Counter[str] = Counter()
     labelled = split != "test" and not task.is_masked
     for path in paths:
-        columns = _Columns(task, path, labelled)
+        columns = _Columns(task, path, labelled, only=task.only if split == "train" else "")
         plain = task.text if is_plain(task, path) else ""
         for line, row in read_rows(path, on_problem=report, plain=plain):
             if (wrong := columns.check(row)) is not None:
@@ -255,7 +288,7 @@ class _Skip(Exception):  # noqa: N818 - not an error: a row to count and leave o
 class _Columns:
     """Reads a task's fields out of a file's rows. The column names are checked at the first row."""
 
-    def __init__(self, task: Task, path: Path, labelled: bool) -> None:
+    def __init__(self, task: Task, path: Path, labelled: bool, *, only: str = "") -> None:
         self.task, self.path, self.labelled = task, path, labelled
         self.classes = {name: number for number, name in enumerate(task.classes)}
         # Where the names themselves are numbers, as in 1 to 5 stars, a number is a name and never a position
@@ -263,6 +296,7 @@ class _Columns:
         self.numbers = named or {float(number): number for number in self.classes.values()}
         self.positions = "" if named else f"0 to {len(self.classes) - 1} or "
         self.checked = False
+        self.only = self._class(only) if only else None
 
     def check(self, row: Row) -> str | None:
         """At the first row: what is wrong with the file's column names."""
@@ -288,6 +322,8 @@ class _Columns:
         text = self._text(row, task.text)
         pair = self._text(row, task.text2) if task.is_pair else ""
         third = self._text(row, task.text3) if task.text3 else ""
+        if self.only is not None and self._class_of(row) != self.only:
+            raise _Skip(f'not of the class "{task.classes[int(self.only)]}"')
         return name, text, pair, third, self._label(row) if self.labelled else math.nan
 
     def _text(self, row: Row, column: str) -> str:
@@ -301,17 +337,23 @@ class _Columns:
     def _label(self, row: Row) -> float:
         if self.task.is_contrastive:
             return 0.0  # a number: a label that is none marks a row that is not there
-        value = row.get(self.task.label)
-        if value is None or (isinstance(value, str) and not value.strip()):
-            raise _Skip(NO_LABEL)
-        text = str(value).strip()
         if self.task.is_classification:
-            return self._class(text)
+            return self._class_of(row)
+        text = self._label_text(row)
         number = _number(text)
         if not self.task.low <= number <= self.task.high:  # NaN is refused here too
             expected = f"a number from {self.task.low:g} to {self.task.high:g}"
             raise MinbertError(f'{self.task.label} is "{text}"; expected {expected}')
         return number
+
+    def _label_text(self, row: Row) -> str:
+        value = row.get(self.task.label)
+        if value is None or (isinstance(value, str) and not value.strip()):
+            raise _Skip(NO_LABEL)
+        return str(value).strip()
+
+    def _class_of(self, row: Row) -> float:
+        return self._class(self._label_text(row))
 
     def _class(self, text: str) -> float:
         number = self.classes.get(text, self.numbers.get(_number(text)))

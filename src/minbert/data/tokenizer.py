@@ -15,7 +15,7 @@ from tokenizers.models import WordPiece
 from minbert.errors import MinbertError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -46,6 +46,7 @@ class Tokens:
     segments: NDArray[np.uint8]  # (tokens,) 1 for the second text of a pair; always 0 for MPNet, which has no segments
     offsets: NDArray[np.int64]  # (sequences + 1,) sequence i is ids[offsets[i]:offsets[i + 1]]
     truncation: Truncation = Truncation()
+    weights: NDArray[np.float32] | None = None  # (tokens,) for pooling "weighted": of each token's part of speech
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -71,17 +72,21 @@ class Tokens:
         chosen = np.arange(len(self))[np.asarray(rows) if len(rows) else slice(0)]
         lengths = self.lengths_at(chosen)
         source = np.repeat(self.offsets[chosen], lengths) + ranges(lengths)
-        return Tokens(self.ids[source], self.segments[source], _offsets(lengths), self.truncation)
+        weights = None if self.weights is None else self.weights[source]
+        return Tokens(self.ids[source], self.segments[source], _offsets(lengths), self.truncation, weights)
 
     @classmethod
     def join(cls, parts: Iterable[Tokens]) -> Tokens:
         """All sequences of ``parts``, one part after the other."""
-        parts = [Tokens(np.empty(0, np.int32), np.empty(0, np.uint8), np.zeros(1, np.int64)), *parts]
+        found = list(parts)
+        weights = [part.weights for part in found if part.weights is not None]
+        parts = [Tokens(np.empty(0, np.int32), np.empty(0, np.uint8), np.zeros(1, np.int64)), *found]
         return cls(
             np.concatenate([part.ids for part in parts]),
             np.concatenate([part.segments for part in parts]),
             _offsets(np.concatenate([part.lengths for part in parts])),
             sum((part.truncation for part in parts), Truncation()),
+            np.concatenate(weights) if weights and len(weights) == len(found) else None,
         )
 
 
@@ -161,11 +166,19 @@ class Tokenizer:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     def encode(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_tokens: int | None = None
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        max_tokens: int | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> Tokens:
-        """Tokens of each text, or of each text with its partner in ``pairs``, cut to ``max_tokens``."""
+        """Tokens of each text, or of each text with its partner in ``pairs``, cut to ``max_tokens``.
+
+        ``weights`` by part of speech give each token one, which pooling "weighted" needs.
+        """
         limit = self._limit(self.max_tokens if max_tokens is None else max_tokens, paired=pairs is not None)
-        return Tokens.join(self._encode(columns, limit) for columns in _chunks(texts, pairs))
+        return Tokens.join(self._encode(columns, limit, weights) for columns in _chunks(texts, pairs))
 
     def count(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[np.int64]:
         """How many tokens :meth:`encode` would give for each row, the special ones included, if it cut nothing."""
@@ -192,12 +205,14 @@ class Tokenizer:
                 special[found] = True
         return special, continues
 
-    def _encodings(self, columns: list[list[str]]) -> list[Encoding]:
+    def _encodings(self, columns: list[list[str]], *, places: bool = False) -> list[Encoding]:
+        """With `places`, each token knows where in its text it stands; that takes a little longer."""
         columns = [_encodable(column) for column in columns]
-        return self._backend.encode_batch_fast(list(zip(*columns, strict=True)) if len(columns) == 2 else columns[0])
+        encode = self._backend.encode_batch if places else self._backend.encode_batch_fast
+        return encode(list(zip(*columns, strict=True)) if len(columns) == 2 else columns[0])
 
-    def _encode(self, columns: list[list[str]], limit: int) -> Tokens:
-        encodings = self._encodings(columns)
+    def _encode(self, columns: list[list[str]], limit: int, weights: Mapping[str, float] | None = None) -> Tokens:
+        encodings = self._encodings(columns, places=weights is not None)
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
         offsets = _offsets(lengths)
         total = int(offsets[-1])
@@ -205,14 +220,17 @@ class Tokenizer:
         segments = np.zeros(total, np.uint8)
         if len(columns) == 2:
             segments[:] = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in encodings), np.uint8, total)
+        weighed = None if weights is None else _weigh(encodings, columns, weights)
         long = np.flatnonzero(lengths > limit)
         if len(long) == 0:
-            return Tokens(ids, segments, offsets)
+            return Tokens(ids, segments, offsets, weights=weighed)
         keep = np.ones(total, bool)
         for row in long:
             keep[offsets[row] : offsets[row + 1]] = _fit(encodings[row], limit)
         kept = np.minimum(lengths, limit)
-        return Tokens(ids[keep], segments[keep], _offsets(kept), Truncation(len(long), int((lengths - kept).sum())))
+        cut = Truncation(len(long), int((lengths - kept).sum()))
+        weighed = None if weighed is None else weighed[keep]
+        return Tokens(ids[keep], segments[keep], _offsets(kept), cut, weighed)
 
     def _limit(self, max_tokens: int, paired: bool) -> int:
         least = self._backend.num_special_tokens_to_add(paired) + (2 if paired else 1)  # a token of each text
@@ -248,6 +266,26 @@ def _encodable(texts: list[str]) -> list[str]:
     except UnicodeEncodeError:
         return [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
     return texts
+
+
+def _weigh(encodings: list[Encoding], columns: list[list[str]], weights: Mapping[str, float]) -> NDArray[np.float32]:
+    """Each token has the weight of its word's part of speech; a special one that of "other"."""
+    from minbert.data.parts_of_speech import parts_of
+
+    texts = [_encodable(column) for column in columns]
+    found: list[float] = []
+    for row, encoding in enumerate(encodings):
+        owners = list(zip(encoding.sequence_ids, encoding.word_ids, strict=True))  # (None, None) of a special token
+        spans: dict[tuple[int | None, int | None], list[int]] = {}
+        for owner, (start, end) in zip(owners, encoding.offsets, strict=True):
+            spans.setdefault(owner, [start, end])[1] = end
+        of_word: dict[tuple[int | None, int | None], str] = {}
+        for column in range(len(texts)):
+            words = [owner for owner in spans if owner[0] == column]
+            said = [texts[column][row][slice(*spans[owner])] for owner in words]
+            of_word |= dict(zip(words, parts_of(said), strict=True))
+        found += [weights.get(of_word.get(owner, "other"), 1.0) for owner in owners]
+    return np.array(found, np.float32)
 
 
 def _fit(encoding: Encoding, limit: int) -> NDArray[np.bool_]:

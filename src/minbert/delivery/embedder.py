@@ -16,7 +16,7 @@ from minbert.errors import MinbertError, require
 from minbert.tasks import PoolingName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -41,13 +41,20 @@ class Embedder:
         device: str = "cpu",
         max_tokens: int | None = None,
         precision: Precision = "fp32",
+        pooling_weights: Mapping[str, float] | None = None,
     ) -> None:
+        if (pooling == "weighted") != bool(pooling_weights):
+            found = "no weights" if pooling == "weighted" else "weights"
+            raise MinbertError(
+                f'pooling is "{pooling}", with {found}; expected "weighted" with pooling_weights, or neither'
+            )
         if pooling not in get_args(PoolingName):
             raise MinbertError(f'pooling is "{pooling}"; expected one of: {", ".join(get_args(PoolingName))}')
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.pooling = pooling
         self.max_tokens = max_tokens
+        self.pooling_weights = pooling_weights or None
         self.width: int
         self._pooled: PooledEncoder
         if isinstance(encoder, OnnxEncoder):
@@ -65,6 +72,7 @@ class Embedder:
         max_tokens: int | None = None,
         precision: Precision = "fp32",
         backend: BackendName | None = None,
+        pooling_weights: Mapping[str, float] | None = None,
     ) -> Embedder:
         """From a folder, a hub id or a name of the cache.
 
@@ -75,6 +83,7 @@ class Embedder:
             max_tokens: longer texts are cut.
             precision: fp32 everywhere, int8 on the CPU, tf32, bf16 and fp16 on a GPU.
             backend: "torch" or "onnx"; default torch, and ONNX Runtime for int8. Its file is built the first time.
+            pooling_weights: by part of speech, for pooling "weighted"; see `ModelConfig.pooling_weights`.
         """
         chosen = choose_backend(precision, backend, device)
         folder = find_encoder(name)
@@ -91,11 +100,19 @@ class Embedder:
         if pooling == "pooler" and not has_pooler:
             raise MinbertError(f'"{name}" has no pooler weights; expected --pooling mean or cls')
         tokenizer = Tokenizer.load(folder)
-        return cls(encoder, tokenizer, pooling=pooling, device=device, max_tokens=max_tokens, precision=precision)
+        return cls(
+            encoder,
+            tokenizer,
+            pooling=pooling,
+            device=device,
+            max_tokens=max_tokens,
+            precision=precision,
+            pooling_weights=pooling_weights,
+        )
 
     def embed(self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None) -> NDArray[np.float32]:
         """One vector per text, (texts, width), in their order. `progress` is told how many more are done."""
-        return self._embed(self.tokenizer.encode(texts, max_tokens=self.max_tokens), progress)
+        return self._embed(self._tokenize(texts), progress)
 
     def stream(
         self, texts: Iterable[str], *, progress: Callable[[int], None] | None = None, window: int = WINDOW
@@ -113,8 +130,11 @@ class Embedder:
     def _window(
         self, texts: list[str], progress: Callable[[int], None] | None
     ) -> tuple[list[str], NDArray[np.float32], Truncation]:
-        tokens = self.tokenizer.encode(texts, max_tokens=self.max_tokens)
+        tokens = self._tokenize(texts)
         return texts, self._embed(tokens, progress), tokens.truncation
+
+    def _tokenize(self, texts: Sequence[str]) -> Tokens:
+        return self.tokenizer.encode(texts, max_tokens=self.max_tokens, weights=self.pooling_weights)
 
     def _embed(self, tokens: Tokens, progress: Callable[[int], None] | None) -> NDArray[np.float32]:
         return self._pooled.encode(tokens, [self.pooling], progress=progress)[self.pooling]

@@ -159,14 +159,15 @@ class Predictor:
             view: np.fromiter((places.setdefault(row, len(places)) for row in values), np.int64, len(values))
             for view, values in rows.items()
         }
-        vectors = self.encoder.encode(self._tokenize(list(places)), sorted(poolings))
+        weights = self.manifest.model.pooling_weights if "weighted" in poolings else None
+        vectors = self.encoder.encode(self._tokenize(list(places), weights), sorted(poolings))
         return {view: {how: table[where] for how, table in vectors.items()} for view, where in index.items()}
 
-    def _tokenize(self, distinct: list[Any]) -> Tokens:
+    def _tokenize(self, distinct: list[Any], weights: Mapping[str, float] | None = None) -> Tokens:
         if distinct and isinstance(distinct[0], tuple):
             first, second = zip(*distinct, strict=True)
-            return self.tokenizer.encode(first, second, max_tokens=self.max_tokens)
-        return self.tokenizer.encode(distinct, max_tokens=self.max_tokens)
+            return self.tokenizer.encode(first, second, max_tokens=self.max_tokens, weights=weights)
+        return self.tokenizer.encode(distinct, max_tokens=self.max_tokens, weights=weights)
 
     def _choose(self, tasks: Iterable[str] | None, paired: bool) -> list[Task]:
         known = self.model.tasks

@@ -1,4 +1,4 @@
-"""Pictures as SVG text, drawn by hand: curves, a scatter with its diagonal, a reliability diagram.
+"""Pictures as SVG text, drawn by hand: curves, a scatter with its diagonal, a reliability diagram, word overlap.
 
     svg = line_chart([Series("dev", [(100, 0.41), (200, 0.47)])], label="dev accuracy", x_label="step")
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minbert.evaluation.diagnosis import Bin
+from minbert.evaluation.overlap import OverlapBin
 
 WIDTH, HEIGHT = 400, 250
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 14, 42
@@ -156,6 +157,42 @@ def scatter(labels: NDArray[np.float64], predictions: NDArray[np.float64], *, la
         parts.append(f'<circle cx="{at_x}" cy="{at_y}" r="{2 if crowded else 3}">{title}</circle>')
     parts += ["</g>", _segment("diagonal", frame.place(low, low), frame.place(high, high))]
     return _svg(label, parts)
+
+
+def overlap_chart(points: NDArray[np.float64], bins: Sequence[OverlapBin], *, label: str, y_label: str) -> str:
+    """A dot a pair, its word overlap across and its prediction up; two curves, the mean prediction and mean label.
+
+    Args:
+        points: (pairs, 3), of `overlap.overlap_points`.
+        bins: the means, of `overlap.by_overlap`.
+    """
+    values = points[:, 1:]
+    frame = Frame((0, 1), rounded(float(values.min()), float(values.max())))
+    crowded = len(points) > CROWD
+    parts = [frame.axes("word overlap (BLEU)", y_label), f'<g class="s0 {"crowd" if crowded else "cloud"}">']
+    for overlap, wanted, found in points.tolist():
+        x, y = frame.place(overlap, found)
+        title = f"<title>overlap {overlap:.2f}, label {wanted:.4g}, predicted {found:.3f}</title>"
+        parts.append(f'<circle cx="{x}" cy="{y}" r="{2 if crowded else 3}">{title}</circle>')
+    parts.append("</g>")
+    for each in overlap_series(bins):
+        places = [(each_bin, frame.place(*point)) for each_bin, point in zip(bins, each.points, strict=True)]
+        line = "L".join(" ".join(place) for _, place in places)
+        dots = "".join(
+            f'<path class="dot" d="{_marker(each).format(x=x, y=y)}"><title>{each.name} {height:.3f}, '
+            f"{one.rows:,} pairs with an overlap of {one.low:.1f} to {one.high:.1f}</title></path>"
+            for (one, (x, y)), (_, height) in zip(places, each.points, strict=True)
+        )
+        parts.append(f'<g class="s{each.style}"><path class="line" d="M{line}"/>{dots}</g>')
+    return _svg(label, parts)
+
+
+def overlap_series(bins: Sequence[OverlapBin]) -> list[Series]:
+    """The two curves, for the chart and for its legend."""
+    return [
+        Series("mean prediction", [(each.bleu, each.prediction) for each in bins], 1),
+        Series("mean label", [(each.bleu, each.label) for each in bins], 3),
+    ]
 
 
 def reliability_chart(bins: Sequence[Bin], *, label: str) -> str:

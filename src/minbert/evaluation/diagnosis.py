@@ -12,8 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from minbert.tasks import FIVE
+
 Row = Mapping[str, Any]
 """A line of predictions/TASK.jsonl."""
+BY_CONFIDENCE = "By the probability that the wrong class was given: the surest first."
+BY_CLASSES = "By how many classes the answer is off, then by its probability: the farthest and surest first."
+BY_SIZE = "By the difference of prediction and label: the largest first."
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Mistakes:
     """Some mistakes of one sort, the worst first."""
 
     title: str
+    rule: str
+    """Which are the worst."""
     rows: Sequence[Row]
     found: int
     """How many there are of this sort."""
@@ -64,20 +71,45 @@ def wilson(share: float, rows: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def worst_mistakes(rows: Sequence[Row], classes: Sequence[str], count: int = 10) -> list[Mistakes]:
-    """Wrong classes by the probability they got, apart for two classes; without classes, scores by absolute error."""
+    """The worst rows of each direction, by the rule of the task's sort; each group says its own.
+
+    Two classes: false positives and false negatives, by the probability that the wrong class was given. Classes with an
+    order, such as very negative to very positive: answered too high and too low, by how many classes, then by that
+    probability. Other classes: all wrong answers, by that probability. Without classes, scores: over- and underestimates,
+    by how much.
+    """
     if not classes:
-        return [_worst("Largest errors", [row for row in rows if _error(row) > 0], _error, count)]
+        return [
+            _worst(title, [row for row in rows if sign * _error(row) > 0], BY_SIZE, lambda row: abs(_error(row)), count)
+            for sign, title in ((1, "Overestimates"), (-1, "Underestimates"))
+        ]
     wrong = [row for row in rows if row["prediction"] != row["label"]]
-    if len(classes) != 2:
-        return [_worst("Wrong answers", wrong, confidence_of, count)]
-    titles = {
-        1.0: f"False positives: answered \u201c{classes[1]}\u201d",
-        0.0: f"False negatives: answered \u201c{classes[0]}\u201d",
-    }
+    if len(classes) == 2:
+        titles = {
+            1.0: f"False positives: answered \u201c{classes[1]}\u201d",
+            0.0: f"False negatives: answered \u201c{classes[0]}\u201d",
+        }
+        return [
+            _worst(title, [row for row in wrong if row["prediction"] == answer], BY_CONFIDENCE, confidence_of, count)
+            for answer, title in titles.items()
+        ]
+    if not is_ordered(classes):
+        return [_worst("Wrong answers", wrong, BY_CONFIDENCE, confidence_of, count)]
     return [
-        _worst(title, [row for row in wrong if row["prediction"] == answer], confidence_of, count)
-        for answer, title in titles.items()
+        _worst(
+            title,
+            [row for row in wrong if sign * _error(row) > 0],
+            BY_CLASSES,
+            lambda row: (abs(_error(row)), confidence_of(row)),
+            count,
+        )
+        for sign, title in ((1, "Answered too high"), (-1, "Answered too low"))
     ]
+
+
+def is_ordered(classes: Sequence[str]) -> bool:
+    """Are the classes steps of one scale: sentiment's five, or numbers such as stars?"""
+    return tuple(classes) == FIVE or all(name.strip().lstrip("-").isdecimal() for name in classes)
 
 
 def confidence_of(row: Row) -> float:
@@ -91,8 +123,10 @@ def spread(rows: int, most: int) -> NDArray[np.intp]:
 
 
 def _error(row: Row) -> float:
-    return abs(float(row["prediction"]) - float(row["label"]))
+    """Above 0 where the answer is too high."""
+    return float(row["prediction"]) - float(row["label"])
 
 
-def _worst(title: str, rows: Sequence[Row], badness: Any, count: int) -> Mistakes:
-    return Mistakes(title, sorted(rows, key=badness, reverse=True)[:count], len(rows))  # equals stay in file order
+def _worst(title: str, rows: Sequence[Row], rule: str, badness: Any, count: int) -> Mistakes:
+    worst = sorted(rows, key=badness, reverse=True)[:count]  # equals stay in file order
+    return Mistakes(title, rule, worst, len(rows))

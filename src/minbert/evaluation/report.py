@@ -146,7 +146,7 @@ def _card(anchor: str, title: str, content: str) -> str:
 def _task(run: RunData, task: str) -> str:
     found = run.results["dev"][task]
     kind = f'<p class="kind">{text(run.results["kinds"][task])}, {found["rows"]:,} dev rows</p>'
-    pictures = f'<div class="figures">{sections.curves(run, task)}{sections.answers(run, task)}</div>'
+    pictures = f'<div class="figures">{sections.curves(run, task)}{sections.answers(run, task)}{sections.word_overlap(run, task)}</div>'
     matrix = f"<h4>Confusion matrix</h4>{sections.confusion(task, found)}" if "confusion" in found else ""
     return f"{kind}{pictures}{matrix}<h4>Worst mistakes</h4>{sections.mistakes(run, task)}"
 

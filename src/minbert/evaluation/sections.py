@@ -10,9 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from minbert.evaluation.charts import Series, legend, line_chart, reliability_chart, scatter, thinned
+from minbert.evaluation.charts import (
+    Series,
+    legend,
+    line_chart,
+    overlap_chart,
+    overlap_series,
+    reliability_chart,
+    scatter,
+    thinned,
+)
 from minbert.evaluation.diagnosis import Mistakes, Row, confidence_of, reliability, spread, worst_mistakes
+from minbert.evaluation.overlap import by_overlap, overlap_points
 
 SCATTER_POINTS = 1500
 LONG_TEXT = 280
@@ -251,6 +262,36 @@ def _scatter(task: str, rows: Sequence[Row]) -> str:
     return figure("Label and prediction", scatter(drawn[:, 0], drawn[:, 1], label=label), note)
 
 
+def word_overlap(run: RunData, task: str) -> str:
+    """One figure, for pairs: the prediction against the words that both texts share."""
+    rows = run.predictions[task]
+    if not rows or "text2" not in rows[0]:
+        return ""
+    title = "Similarity against word overlap"
+    points = overlap_points(rows)
+    if not len(points):
+        return figure(title, '<p class="empty">No row has a number for both.</p>')
+    bins = by_overlap(points)
+    classes = run.results["dev"][task].get("classes", [])
+    y_label = f"probability of {classes[1]}" if len(classes) == 2 else "prediction"
+    shown = points[spread(len(points), SCATTER_POINTS)]
+    drawn = overlap_chart(
+        shown, bins, label=f"Prediction of {task} against BLEU, {len(shown):,} pairs", y_label=y_label
+    )
+    note = (
+        "Where the mean prediction rises above the mean label, the model takes shared words for shared meaning. "
+        f"Correlation with the overlap: labels {number(_correlation(points[:, 0], points[:, 1]), 2)}, "
+        f"predictions {number(_correlation(points[:, 0], points[:, 2]), 2)}."
+    )
+    if len(shown) < len(points):
+        note += f" Drawn are {len(shown):,} of {len(points):,} pairs; the means are of all."
+    return figure(title, drawn + legend(overlap_series(bins)), note)
+
+
+def _correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:
+    return float(np.corrcoef(one, other)[0, 1]) if len(one) > 1 and one.std() and other.std() else None
+
+
 def confusion(task: str, found: Mapping[str, Any]) -> str:
     """Labels down, answers across; each cell's colour is its share of the row."""
     classes, counts = found["classes"], found["confusion"]
@@ -278,23 +319,18 @@ def mistakes(run: RunData, task: str) -> str:
     if run.results["kinds"][task] == "contrastive":
         return _missed(run.predictions[task])
     classes = run.results["dev"][task].get("classes", [])
-    rule = (
-        "Wrong answers, by the probability that the wrong class was given: the surest first."
-        if classes
-        else "By the absolute difference of prediction and label: the largest first."
-    )
     groups = worst_mistakes(run.predictions[task], classes)
     blocks = "".join(_group(group, lambda row: _verdict(row, classes)) for group in groups)
-    return f'<p class="note">{rule} At most 10 each.</p><div class="groups">{blocks}</div>'
+    return f'<p class="note">{text(groups[0].rule)} At most 10 each.</p><div class="groups">{blocks}</div>'
 
 
 def _missed(rows: Sequence[Row], count: int = 10) -> str:
     """Rows of a contrastive task whose partner was not found."""
     missed = [row for row in rows if row["prediction"] == 0]
-    group = Mistakes("Another row\u2019s second text was nearer", missed[:count], len(missed))
-    note = "Rows whose second text is not the nearest of all second texts of dev, in the order of the file. At most 10."
+    rule = "Rows whose second text is not the nearest of all second texts of dev, in the order of the file."
+    group = Mistakes("Another row\u2019s second text was nearer", rule, missed[:count], len(missed))
     block = _group(group, lambda _: '<b class="said">not the nearest</b>')
-    return f'<p class="note">{note}</p><div class="groups">{block}</div>'
+    return f'<p class="note">{rule} At most {count}.</p><div class="groups">{block}</div>'
 
 
 def _group(group: Mistakes, verdict: Callable[[Row], str]) -> str:
@@ -348,11 +384,12 @@ def data_notes(run: RunData) -> str:
     for split, tasks in run.results["data"].items():
         for task, note in tasks.items():
             skipped = ", ".join(f"{count:,} {text(reason)}" for reason, count in note["skipped"].items()) or "none"
+            added = ", ".join(f"{count:,} {text(what)}" for what, count in note.get("added", {}).items())
             cut = note["truncated"]
             lost = f"{cut['texts']:,} ({cut['tokens']:,} tokens)" if cut["texts"] else "none"
             files = "<br>".join(text(name) for name in note["files"])
             rows.append(
-                f'<tr><th scope="row">{text(task)}</th><td>{text(split)}</td><td class="n">{note["rows"]:,}</td>'
+                f'<tr><th scope="row">{text(task)}</th><td>{text(split)}</td><td class="n">{note["rows"]:,}{f"<small>{added}</small>" if added else ""}</td>'
                 f'<td>{skipped}</td><td>{lost}</td><td class="files">{files}</td></tr>'
             )
     done, planned = run.results["steps"], run.results["planned_steps"]

@@ -35,9 +35,10 @@ from minbert.model.packed import Packed, Runs
 
 Attend = Callable[[Tensor], Tensor]
 """Queries, keys and values side by side (..., 3 * width) to what each token found (..., width)."""
-Pooling = Literal["cls", "pooler", "mean", "max", "tokens"]
+Pooling = Literal["cls", "pooler", "mean", "max", "weighted", "tokens"]
 """How the hidden states of a sequence become one vector; "tokens" leaves them as they are, for masked tasks."""
 POOLINGS: tuple[Pooling, ...] = ("cls", "pooler", "mean", "max")
+"""Those that make one vector of nothing but the hidden states."""
 
 ACTIVATIONS = {
     "gelu": lambda x: F.gelu(x),
@@ -335,6 +336,8 @@ def pool(hidden: Tensor, mask: Tensor | None, how: Pooling, pooler: Pooler | Non
         if pooler is None:
             raise ValueError('pooling "pooler" needs the encoder\'s pooler')
         return pooler(hidden)
+    if how == "weighted":
+        raise ValueError('pooling "weighted" is for packed sequences, which have weights')
     if mask is None:
         return hidden.mean(1) if how == "mean" else hidden.amax(1)
     real = mask.bool().unsqueeze(-1)  # (batch, tokens, 1)
@@ -347,10 +350,17 @@ def pool_packed(
     hidden: Tensor, batch: Packed, how: Pooling, pooler: Pooler | None = None, *, by_runs: bool = True
 ) -> Tensor:
     """The same from packed sequences: (tokens, width) to (sequences, width), a run of equal lengths at a time, or
-    (for a GPU, where each run would be launches of its own) by the sequences' offsets. "tokens" stay (tokens, width).
+    (for a GPU, where each run would be launches of its own) by the sequences' offsets. "weighted" is the mean with the
+    tokens' weights; "tokens" stay (tokens, width).
     """
     if how == "tokens":
         return hidden
+    if how == "weighted":
+        if batch.weights is None:
+            raise MinbertError('pooling is "weighted", but the tokens have no weights; expected them at tokenization')
+        weights = batch.weights.unsqueeze(-1)  # (tokens, 1)
+        shares = sum_packed(weights, batch, by_runs=by_runs).clamp(min=1e-9)  # an empty sequence's are 0
+        return sum_packed(hidden.float() * weights, batch, by_runs=by_runs) / shares
     if by_runs:
         token = "cls" if how == "pooler" else how
         vectors = torch.cat([pool(rows, None, token) for rows in by_run(hidden, batch.runs)])
@@ -364,6 +374,13 @@ def pool_packed(
     if pooler is None:
         raise ValueError('pooling "pooler" needs the encoder\'s pooler')
     return pooler(vectors.float().unsqueeze(1))
+
+
+def sum_packed(x: Tensor, batch: Packed, *, by_runs: bool) -> Tensor:
+    """Packed rows, (tokens, ...), added up over each sequence, (sequences, ...)."""
+    if by_runs:
+        return torch.cat([rows.sum(1) for rows in by_run(x, batch.runs)])
+    return torch.segment_reduce(x, "sum", offsets=batch.offsets, unsafe=True)
 
 
 def by_run(x: Tensor, runs: Runs) -> list[Tensor]:

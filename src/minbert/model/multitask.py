@@ -40,7 +40,8 @@ class MultitaskModel(nn.Module):
         tasks: a head is built for each.
         pooling: how a sequence becomes one vector, where a task does not say otherwise.
         dropout: in the heads.
-        common_layer: a linear layer + tanh that all tasks share, before every head (Mohammed & Sabane's CL).
+        common_layer: a linear layer + tanh that tasks share, before their heads (Mohammed & Sabane's CL).
+        common_tasks: which tasks go through it; empty: all.
         generator: where the heads' initial weights come from.
     """
 
@@ -53,6 +54,7 @@ class MultitaskModel(nn.Module):
         dropout: float = 0.1,
         common_layer: bool = False,
         common_dropout: float = 0.0,
+        common_tasks: Iterable[str] = (),
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -68,6 +70,7 @@ class MultitaskModel(nn.Module):
         self.common = (
             nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Dropout(common_dropout)) if common_layer else None
         )
+        self.common_tasks = frozenset(common_tasks) or frozenset(self.tasks)
         self.heads = nn.ModuleDict(
             {
                 name: Vocabulary(encoder.config) if task.is_masked else build_head(task, width, dropout)
@@ -106,7 +109,7 @@ class MultitaskModel(nn.Module):
         """The vectors that a head compares, side by side, from the pooled ones; of a head that compares none, what it
         reads."""
         head = self.heads[task]
-        if self.common is not None:
+        if self.common is not None and task in self.common_tasks:
             views = tuple(self.common(view) for view in views)
         if HEADS[self.tasks[task].head].compares:
             views = tuple(cast("Compares", head).vector(view) for view in views)
@@ -117,7 +120,7 @@ class MultitaskModel(nn.Module):
         head = self.heads[task]
         if isinstance(head, Vocabulary):
             return head(*views, self.encoder.embeddings.tokens.weight, self.dtype)
-        if self.common is not None:
+        if self.common is not None and task in self.common_tasks:
             views = tuple(self.common(view) for view in views)
         return head(*views)
 

@@ -11,7 +11,7 @@ token that nobody reads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BLOCK, SHORTEST = 64, 16  # tokens of a block of attention's kernels, at most and at least
 Runs = tuple[tuple[int, int], ...]
 """(sequences, length) of each run of equal length."""
-FIELDS = ("ids", "positions", "segments", "offsets", "blocks")
+KINDS = {"offsets": np.int64, "weights": np.float32}  # the other arrays are of 32-bit whole numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,21 +49,25 @@ class Packed:
     """No sequence is longer than a block."""
     runs: Runs = ()
     """Empty for a batch of a fixed layout."""
+    weights: Tensor | None = None
+    """(tokens,) in float32, for pooling "weighted"."""
 
 
 def pack(tokens: Tokens, config: EncoderConfig, device: torch.device) -> Packed:
     """As many tokens as there are; they must be sorted by length."""
     lengths = tokens.lengths
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "ids": tokens.ids,
         "positions": positions(tokens.offsets, config.first_position),
         "segments": tokens.segments,
         "offsets": tokens.offsets,
         "blocks": block_table(tokens.offsets[:-1], lengths),
     }
+    if tokens.weights is not None:
+        arrays["weights"] = tokens.weights
     moved = {}
     for name, array in arrays.items():
-        tensor = torch.from_numpy(np.ascontiguousarray(array, np.int64 if name == "offsets" else np.int32))
+        tensor = torch.from_numpy(np.ascontiguousarray(array, KINDS.get(name, np.int32)))
         moved[name] = tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
     longest = int(lengths.max(initial=0))
     return Packed(**moved, block=block_size(longest), short=longest <= BLOCK, runs=runs_of(lengths))

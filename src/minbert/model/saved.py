@@ -59,6 +59,7 @@ def build_model(manifest: Manifest, encoder: Any, *, generator: torch.Generator 
         dropout=config.dropout,
         common_layer=config.common_layer,
         common_dropout=config.common_dropout,
+        common_tasks=config.common_tasks,
         generator=generator,
     )
 

@@ -48,6 +48,8 @@ class Layout:
     """(task, views, rows) of each part."""
     rates: int
     """Learning rates."""
+    weighted: bool = False
+    """The tokens have weights."""
 
     @property
     def blocks(self) -> int:
@@ -63,6 +65,7 @@ class Layout:
             "offsets": self.sequences + 1,
             "blocks": 3 * self.blocks,
             "rates": self.rates,
+            "weights": self.tokens if self.weighted else 0,
         }
         for task, views, rows in self.parts:
             sizes[f"index {task}"] = views * rows
@@ -92,6 +95,7 @@ class Layout:
             part("blocks").view(-1, 3),
             self.block,
             self.short,
+            weights=part("weights").view(torch.float32) if self.weighted else None,
         )
         parts = [
             ReadyPart(task, part(f"index {task}").view(views, rows), part(f"labels {task}").view(torch.float32))
@@ -119,7 +123,8 @@ def layout_of(batch: Batch, rates: int) -> Layout:
     )  # sequences of padding at the end, at most
     texts = [_up(part.rows if part.texts is None else part.texts, 8) for part in batch.parts]
     sequences = sum(views * count for (_, views, _), count in zip(parts, texts, strict=True)) + filled
-    return Layout(tokens, sequences, block, longest <= BLOCK, parts, rates)
+    weighted = batch.tokens.weights is not None
+    return Layout(tokens, sequences, block, longest <= BLOCK, parts, rates, weighted)
 
 
 def _up(count: int, step: int) -> int:
@@ -156,6 +161,10 @@ def lay_out(batch: Batch, layout: Layout, config: EncoderConfig, block: NDArray[
     put("segments", tokens.segments)
     put("offsets", offsets, layout.tokens)
     put("blocks", block_table(offsets[:-1], np.diff(offsets)))
+    if tokens.weights is not None:
+        start, end = layout.places["weights"]
+        weights = block[start:end].view(np.float32)
+        weights[:used], weights[used:] = tokens.weights, 1
     for part, (_, _, rows) in zip(batch.parts, layout.parts, strict=True):
         # Rows that are not there point at the first sequence, or the first token.
         put(f"index {part.task}", np.pad(part.index, ((0, 0), (0, rows - part.rows))))
