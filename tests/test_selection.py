@@ -37,7 +37,7 @@ def select(scores: list[dict[str, float]], **config: Any) -> list[list[str]]:
         ({"best": "weighted-mean", "best_weights": {"a": 3.0}}, [[MODEL], [MODEL], [], [], []]),  # .5 .675 .6 .25 .6
         ({"best": "weighted-mean", "best_weights": {"a": 0.0}}, [[MODEL], [], [MODEL], [MODEL], []]),  # b alone
         ({"best": "task", "best_task": "b"}, [[MODEL], [], [MODEL], [MODEL], []]),
-        ({"best": "any-improves"}, [[MODEL], [MODEL], [MODEL], [MODEL], []]),
+        ({"best": "any-improves"}, [[MODEL]] * 5),
         ({"best": "per-task"}, [[MODEL, A, B], [A], [MODEL, B], [B], []]),
     ],
 )

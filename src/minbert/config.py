@@ -130,6 +130,17 @@ class TrainingConfig:
     """Checkpoints kept beside the best model."""
     log_every: int = 20
     """Steps between lines of metrics.jsonl."""
+    snapshots: int = 0
+    """Models kept in models/step-NUMBER beside the chosen one: those of so many evaluations with the best aggregates."""
+
+
+@dataclass(frozen=True)
+class EnsembleConfig:
+    runs: int = 1
+    """Trainings of the recipe, with the seeds seed, seed + 1, ..."""
+    models: int = 0
+    """The best so many snapshots of all of them, by their aggregates on dev, are the model; 0: no ensemble. Where
+    training.snapshots is 0, each run keeps as many as this."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +155,7 @@ class Recipe:
     sampler: SamplerConfig = SamplerConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
+    ensemble: EnsembleConfig = EnsembleConfig()
 
     def task(self, name: str) -> Task:
         for task in self.tasks:
@@ -183,6 +195,9 @@ LIMITS = {
     "training.checkpoint_every": (0, math.inf),
     "training.keep": (1, math.inf),
     "training.log_every": (1, math.inf),
+    "training.snapshots": (0, math.inf),
+    "ensemble.runs": (1, math.inf),
+    "ensemble.models": (0, math.inf),
 }
 """The least and the most that a setting may be."""
 
@@ -302,6 +317,19 @@ def _check(recipe: Recipe, where: str) -> None:
     for task in recipe.tasks:
         if not task.train and not task.dev and not task.test:
             raise MinbertError(f"{where}: [tasks.{task.name}] has no files; expected train and dev")
+    _check_ensemble(recipe, where)
+
+
+def _check_ensemble(recipe: Recipe, where: str) -> None:
+    runs, models, training = recipe.ensemble.runs, recipe.ensemble.models, recipe.training
+    if runs > 1 and not models:
+        raise MinbertError(f"{where}: ensemble.runs is {runs} and ensemble.models 0; expected 1 or more models")
+    most = min(training.snapshots or models, models if training.evaluate_every else training.epochs)  # of each run
+    if models > runs * most:
+        raise MinbertError(
+            f"{where}: ensemble.models is {models}; {runs} runs keep {runs * most} snapshots at most: "
+            "expected fewer models, or more runs, epochs or training.snapshots"
+        )
 
 
 def _numbers(key: str, value: Any) -> list[tuple[str, float]]:

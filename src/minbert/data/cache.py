@@ -166,7 +166,7 @@ class TokenCache:
 
 def _key(tokenizer: Tokenizer, columns: Sequence[Sequence[str]], max_tokens: int) -> str:
     """A hash of everything that decides the tokens: the tokenizer, the texts in their order, and the limit."""
-    rules = [FORMAT, tokenizers.__version__, tokenizer._backend.to_str(), max_tokens, len(columns)]
+    rules = [FORMAT, tokenizers.__version__, tokenizer.rules, max_tokens, len(columns)]
     digest = hashlib.sha256(json.dumps(rules).encode())
     for column in columns:
         # All texts at once, which is fast; their lengths say where one ends and the next begins
