@@ -91,7 +91,7 @@ def left_behind(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"names": sorted(str(path.relative_to(run)) for path in run.rglob("*"))}
     for path in sorted(run.rglob("*")):
         name = str(path.relative_to(run))
-        if name == "metrics.jsonl":
+        if path.name == "metrics.jsonl":
             found[name] = [without_seconds(record) for record in read_metrics(path)]
         elif path.suffix == ".json":
             found[name] = without_seconds(json.loads(path.read_text(encoding="utf-8")))
