@@ -289,3 +289,41 @@ def test_data_check_and_stats(minbert: Command, recipe_path: Path, small_data: P
     ended = minbert("data", "check", recipe_path, "--data", data)
     assert ended.code == 1
     assert 'similarity-dev.tsv:14: similarity is "5.9"; expected a number from 0 to 5' in ended.out
+
+
+# --- ensemble -------------------------------------------------------------------------------------------------------
+
+
+def test_ensemble(minbert: Command, run: Run, small_data: Path, tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    ended = minbert("ensemble", both, run.folder, run.model)
+    assert (ended.code, ended.out) == (0, f"ensemble of 2 models: {both}\n")
+    options = ("--data", small_data, "--device", "cpu")
+    ended = minbert("ensemble", both, run.folder, run.model, "--tune", "--overwrite", *options)
+    assert ended.code == 0
+    assert "quora: temperature " in ended.out
+    figures = []
+    for model in (both, run.model):
+        assert minbert("evaluate", model, *options, "--output", tmp_path / "figures.json").code == 0
+        figures.append(json.loads((tmp_path / "figures.json").read_text())["dev"]["sts"]["metrics"]["pearson"]["value"])
+    assert figures[0] == pytest.approx(figures[1]), "the mean of a model and itself"
+    (tmp_path / "texts.csv").write_text("sentence\na nice day\n")
+    ended = minbert("predict", both, "--input", tmp_path / "texts.csv", "--output", tmp_path / "answers.csv")
+    assert ended.code == 0
+    assert "1 rows answered for sst" in ended.err
+
+
+def test_an_ensemble_that_cannot_be(minbert: Command, run: Run, tmp_path: Path) -> None:
+    ended = minbert("ensemble", tmp_path / "both", run.folder)
+    assert (ended.code, ended.err) == (2, "error: an ensemble of 1 models; expected two or more\n")
+
+
+def test_train_an_ensemble(minbert: Command, recipe_path: Path, small_data: Path, tmp_path: Path) -> None:
+    ended = minbert(
+        *("train", recipe_path, "--set", "ensemble.runs=2", "--set", "ensemble.models=2"),
+        *("--out", tmp_path / "run", "--data", small_data, "--device", "cpu"),
+    )
+    assert ended.code == 0
+    assert "run 2 of 2, seed 2" in ended.err
+    assert f"model: {tmp_path / 'run' / 'model'}" in ended.out
+    assert len(json.loads((tmp_path / "run" / "results.json").read_text())["members"]) == 2

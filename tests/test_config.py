@@ -110,7 +110,7 @@ def test_a_file_that_is_no_recipe(write: Write, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sead = 1", 'recipe: unknown key "sead" (did you mean "seed"?); known: about, data, model, name, '),
+        ("sead = 1", 'recipe: unknown key "sead" (did you mean "seed"?); known: about, data, ensemble, model, name, '),
         ("[modell]", 'recipe: unknown key "modell" (did you mean "model"?); known: '),
         ("[model]\npoolin = 1", 'recipe: model: unknown key "poolin" (did you mean "pooling"?); known: common_dropout'),
         ("[sampler]\nweight = 1", 'recipe: sampler: unknown key "weight" (did you mean "weights"?)'),

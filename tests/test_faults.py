@@ -19,6 +19,7 @@ import pytest
 
 from minbert.config import Recipe, to_toml
 from minbert.errors import MinbertError
+from minbert.evaluation.results import read_results
 from minbert.experiment import train
 from minbert.model.saved import load_model
 from minbert.training.checkpoint import list_checkpoints
@@ -145,6 +146,31 @@ def test_killed_before_every_change_to_the_disk(tiny_encoder: Path, small_data: 
         assert wrong + hidden == [], f"killed at {call}"
         shutil.rmtree(run)
     assert points > 40, "so many changes there are between step 5 and the end"
+
+
+def test_killed_while_snapshots_come_and_go(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
+    """At every change to the disk of a run that keeps one snapshot: better ones replace it."""
+    training = {"epochs": 2, "evaluate_every": 1, "train_sample": 0, "keep": 1, "snapshots": 1}
+    recipe = small_recipe(tiny_encoder, "sst", training=training)  # 6 steps
+
+    def go(run: Path) -> None:
+        train(recipe, out=run, data=small_data, device="cpu", resume=run.exists())
+
+    go(tmp_path / "whole")
+    assert read_results(tmp_path / "whole")["snapshots"][0]["step"] > 2
+    with pytest.raises(Stopped):
+        train(recipe, out=tmp_path / "stopped", data=small_data, device="cpu", watcher=Listener(at_step=2))
+    points = 0
+    for call in count(1):
+        run = Path(shutil.copytree(tmp_path / "stopped", tmp_path / f"run-{call}"))
+        if not killed_at(call, lambda run=run: go(run)):
+            break
+        points = call
+        go(run)
+        wrong = [name for name in unlike(run, tmp_path / "whole") if not name.startswith(("names", "checkpoints/"))]
+        assert wrong + [str(path) for path in run.rglob(".*")] == [], f"killed at {call}"
+        shutil.rmtree(run)
+    assert points > 40
 
 
 # --- Ctrl-C ---------------------------------------------------------------------------------------------------------

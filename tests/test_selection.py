@@ -37,7 +37,7 @@ def select(scores: list[dict[str, float]], **config: Any) -> list[list[str]]:
         ({"best": "weighted-mean", "best_weights": {"a": 3.0}}, [[MODEL], [MODEL], [], [], []]),  # .5 .675 .6 .25 .6
         ({"best": "weighted-mean", "best_weights": {"a": 0.0}}, [[MODEL], [], [MODEL], [MODEL], []]),  # b alone
         ({"best": "task", "best_task": "b"}, [[MODEL], [], [MODEL], [MODEL], []]),
-        ({"best": "any-improves"}, [[MODEL], [MODEL], [MODEL], [MODEL], []]),
+        ({"best": "any-improves"}, [[MODEL]] * 5),  # the last: a is above the .1 of the model before it
         ({"best": "per-task"}, [[MODEL, A, B], [A], [MODEL, B], [B], []]),
         ({"best": "last"}, [[MODEL], [MODEL], [MODEL], [MODEL], [MODEL]]),
     ],
@@ -59,6 +59,30 @@ def test_rules(config: dict[str, Any], expected: list[list[str]]) -> None:
 )
 def test_aggregate(config: dict[str, Any], aggregate: float) -> None:
     assert Selection(TrainingConfig(**config)).aggregate({"a": 0.8, "b": 0.2}) == pytest.approx(aggregate)
+
+
+def test_any_improves_compares_with_the_model_that_is_kept() -> None:
+    """Not with each task's best ever, nor with the evaluation before, if that was not kept."""
+    selection = Selection(TrainingConfig(best="any-improves"))
+    assert selection.update({"a": 0.9, "b": 0.1}) == [MODEL]
+    assert selection.update({"a": 0.2, "b": 0.5}) == [MODEL]  # b improves; now .2 and .5 are to be beaten
+    assert selection.update({"a": 0.1, "b": 0.4}) == []
+    assert selection.update({"a": 0.2, "b": 0.45}) == []  # better than the one before, which was not kept
+    assert selection.update({"a": 0.3, "b": 0.0}) == [MODEL]  # far from the best a, but above the kept one's
+    assert selection.update({"a": math.nan, "b": 0.1}) == [MODEL]
+    assert selection.update({"a": -0.9, "b": 0.1}) == [MODEL], "any number is better than none"
+    assert selection.best["*"] == 0.5
+    json.dumps(selection.state(), allow_nan=False)
+
+
+def test_snapshots_are_the_best_aggregates_and_of_equals_the_earlier() -> None:
+    selection = Selection(TrainingConfig(snapshots=2))
+    kept = [selection.snapshot(step, {"a": score}) for step, score in enumerate((0.5, 0.2, 0.5, 0.5, math.nan, 0.9), 1)]
+    names = [f"models/step-0000000{step}" for step in (1, 2, 3, 6)]
+    assert kept == [*names[:3], None, None, names[3]]
+    assert list(selection.snapshots) == [6, 1]
+    assert selection.snapshots[6] == {"aggregate": 0.9, "scores": {"a": 0.9}}
+    assert Selection(TrainingConfig()).snapshot(1, {"a": 0.5}) is None
 
 
 def test_an_undefined_correlation_counts_as_0() -> None:
@@ -110,10 +134,16 @@ def test_the_last_kept_model_has_the_best_aggregate(history: list[dict[str, floa
 @given(scores, rules, st.integers(0, 12), st.integers(0, 3))
 def test_goes_on_from_its_state(history: list[dict[str, float]], best: Any, stop: int, patience: int) -> None:
     """What a checkpoint holds is enough: through JSON and back, the same decisions follow."""
-    config = TrainingConfig(best=best, best_task="b", patience=patience)
+    config = TrainingConfig(best=best, best_task="b", patience=patience, snapshots=2)
     whole, first, second = Selection(config), Selection(config), Selection(config)
-    expected = [(whole.update(one), whole.exhausted) for one in history]
-    found = [(first.update(one), first.exhausted) for one in history[:stop]]
+    steps = list(enumerate(history))
+
+    def go(selection: Selection, part: list[tuple[int, dict[str, float]]]) -> list[Any]:
+        return [(selection.update(one), selection.snapshot(step, one), selection.exhausted) for step, one in part]
+
+    expected = go(whole, steps)
+    found = go(first, steps[:stop])
     second.restore(json.loads(json.dumps(first.state())))
-    found += [(second.update(one), second.exhausted) for one in history[stop:]]
+    found += go(second, steps[stop:])
     assert found == expected
+    assert second.snapshots == whole.snapshots

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from minbert.experiment import Run
 
 __version__ = "0.1.0"
-__all__ = ["MinbertError", "evaluate", "load", "predict", "read_recipe", "train"]
+__all__ = ["MinbertError", "ensemble", "evaluate", "load", "predict", "read_recipe", "train"]
 
 
 def load(model: str | Path, *, device: str = "cpu") -> Predictor:
@@ -70,6 +70,17 @@ def evaluate(
     from minbert.experiment import as_recipe, evaluate_model
 
     return evaluate_model(model, None if recipe is None else as_recipe(recipe), data=data, device=device)
+
+
+def ensemble(out: str | Path, models: Sequence[str | Path], **options: Any) -> Path:
+    """Write a model folder whose answers are the mean of some models' answers; returns it.
+
+    The options are those of `minbert.ensembles.ensemble`: overwrite, tune, data, device, watcher.
+    """
+    require("torch", "train", "minbert.ensemble")
+    from minbert.ensembles import ensemble as write_ensemble
+
+    return write_ensemble(out, models, **options)
 
 
 def predict(

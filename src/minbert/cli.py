@@ -327,6 +327,36 @@ def submit(
             out.print(f"{shown(found.path)}: {found.rows:,} rows{skipped}", highlight=False, soft_wrap=True)
 
 
+@app.command(epilog="Example: [bold]minbert ensemble runs/both runs/a runs/b/models/step-00000120[/]")
+def ensemble(
+    out_dir: Annotated[Path, typer.Argument(metavar="OUT", help="The new model folder.")],
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Model folders, or folders of runs.")],
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Choose the ensemble's temperatures and thresholds on dev.")
+    ] = False,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model folder that is there.")] = False,
+) -> None:
+    """Several models as one: a model folder whose answers are the mean of theirs."""
+    needs_torch("minbert ensemble")
+    from minbert.ensembles import ensemble as write_ensemble
+    from minbert.model.saved import read_manifest
+
+    with RunWatcher() as watcher:
+        folder = write_ensemble(
+            out_dir, models, tune=tune, data=data, device=device, overwrite=overwrite, watcher=watcher
+        )
+    found = read_manifest(folder)
+    for name, decision in found.decisions.items():
+        if found.scores["dev"][name].get("classes"):
+            threshold = (
+                f", threshold {decision.threshold:.2f}" if len(found.scores["dev"][name]["classes"]) == 2 else ""
+            )
+            out.print(f"{name}: temperature {decision.temperature:.2f}{threshold}, chosen on dev", highlight=False)
+    out.print(f"ensemble of {len(found.members)} models: {shown(folder)}", highlight=False, soft_wrap=True)
+
+
 @app.command(epilog="Example: [bold]minbert compare runs/a runs/b[/]")
 def compare(
     run_a: Annotated[Path, typer.Argument(help="The folder of a finished run.")],

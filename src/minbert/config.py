@@ -139,6 +139,17 @@ class TrainingConfig:
     """Checkpoints kept beside the best model."""
     log_every: int = 20
     """Steps between lines of metrics.jsonl."""
+    snapshots: int = 0
+    """Models kept in models/step-NUMBER beside the chosen one: those of so many evaluations with the best aggregates."""
+
+
+@dataclass(frozen=True)
+class EnsembleConfig:
+    runs: int = 1
+    """Trainings of the recipe, with the seeds seed, seed + 1, ..."""
+    models: int = 0
+    """The best so many snapshots of all of them, by their aggregates on dev, are the model; 0: no ensemble. Where
+    training.snapshots is 0, each run keeps as many as this."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +168,7 @@ class Recipe:
     """What to train before, one after the other, each with its own tasks, sampler, optimizer and training: [[stages]]. A
     stage hands its encoder to the next, and the last of them to the recipe's own tasks; heads start fresh. Its name is
     how --set reaches it: stages.NAME.training.epochs=1."""
+    ensemble: EnsembleConfig = EnsembleConfig()
 
     def __post_init__(self) -> None:
         """Stages have the seed, the data and the encoder of the whole, also where those were replaced."""
@@ -212,6 +224,9 @@ LIMITS = {
     "training.checkpoint_every": (0, math.inf),
     "training.keep": (1, math.inf),
     "training.log_every": (1, math.inf),
+    "training.snapshots": (0, math.inf),
+    "ensemble.runs": (1, math.inf),
+    "ensemble.models": (0, math.inf),
 }
 """The least and the most that a setting may be."""
 
@@ -406,6 +421,7 @@ def _check(recipe: Recipe, where: str) -> None:
             raise MinbertError(f"{where}: [tasks.{task.name}] has no files; expected train and dev")
         if task.borrow is not None:
             lender(recipe, task, where)
+    _check_ensemble(recipe, where)
 
 
 def _check_weights(recipe: Recipe, where: str) -> None:
@@ -440,6 +456,18 @@ def _check_contrastive(recipe: Recipe, where: str) -> None:
                 f'{where}: training.loss_weighting is "uncertainty", and the loss of {task.name}, "{task.loss}", can be '
                 'negative, where a learned weight has no bound; expected "sum" or "mean", or the loss "info-nce"'
             )
+
+
+def _check_ensemble(recipe: Recipe, where: str) -> None:
+    runs, models, training = recipe.ensemble.runs, recipe.ensemble.models, recipe.training
+    if runs > 1 and not models:
+        raise MinbertError(f"{where}: ensemble.runs is {runs} and ensemble.models 0; expected 1 or more models")
+    most = min(training.snapshots or models, models if training.evaluate_every else training.epochs)  # of each run
+    if models > runs * most:
+        raise MinbertError(
+            f"{where}: ensemble.models is {models}; {runs} runs keep {runs * most} snapshots at most: "
+            "expected fewer models, or more runs, epochs or training.snapshots"
+        )
 
 
 def _numbers(key: str, value: Any) -> list[tuple[str, float]]:

@@ -13,14 +13,16 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from minbert.atomic import write_text
 from minbert.config import Recipe, as_dict, data_folder, differences, parse_recipe, read_recipe, to_toml
@@ -41,8 +43,9 @@ from minbert.machine import set_threads
 from minbert.model.multitask import MultitaskModel, encode_pooled, outputs_of, vectors_pooled
 from minbert.model.neighbours import Neighbours
 from minbert.model.pretrained import has_vocabulary, load_folder, load_vocabulary
-from minbert.model.saved import Manifest, build_model, load_model, save_model, update_manifest
+from minbert.model.saved import Manifest, build_model, load_model, read_manifest, save_model, update_manifest
 from minbert.tasks import HEADS, Task
+from minbert.training.selection import snapshot_folder
 from minbert.training.trainer import Silent, Trainer, Watcher
 
 
@@ -141,7 +144,13 @@ def train(
     recipe = as_recipe(recipe)
     watcher = watcher or Silent()
     folder = Path(out) if out is not None else Path("runs") / f"{recipe.name}-seed{recipe.seed}"
-    _check_run(folder, recipe, resume=resume, overwrite=overwrite)
+    if recipe.ensemble.models:
+        from minbert.ensembles import train_ensemble
+
+        return train_ensemble(
+            recipe, folder, data=data, device=device, resume=resume, overwrite=overwrite, watcher=watcher
+        )
+    check_run(folder, recipe, resume=resume, overwrite=overwrite)
     where = choose_device(device)
     set_threads()
     parts = {stage_folder(folder, number, stage): stage for number, stage in enumerate(recipe.stages, start=1)}
@@ -166,7 +175,7 @@ def train(
     del first
     if resume:
         for path, found in prepared.items():
-            _check_same_files(path, found)
+            check_same_files(path, found)
     _open(folder, recipe, prepared[folder], overwrite=overwrite and not resume)
     for path, part in left.items():
         if recipe.stages and isinstance(watcher, StageWatcher):
@@ -225,7 +234,7 @@ def _train_part(
     if layers and isinstance(watcher, Preparing):
         found = "; ".join(f"{name} {origin}" for name, origin in layers.items())
         watcher.prepared(f"prediction layer of masked tasks: {found}")
-    sample = _train_sample(prepared.inputs["train"], recipe)
+    sample = train_sample_of(prepared.inputs["train"], recipe)
 
     def evaluate(current: MultitaskModel) -> dict[str, dict[str, float]]:
         scores = {"dev": quick_scores(current, prepared.inputs["dev"])}
@@ -240,8 +249,16 @@ def _train_part(
     trainer.train(resume=resume)
     if not (folder / "model").exists():
         raise MinbertError(f"{shown(folder)}: the chosen model could not be saved; free some space and use --resume")
+    chosen, _, _ = load_model(folder / "model", device=str(device))
+    chosen.use(trainer.precision, kernels=recipe.training.kernels)
     try:
-        results = _finish(recipe, folder, prepared, sample, trainer, device)
+        done = {
+            **_done(trainer),
+            "geometry": _geometries(chosen, tokenizer, prepared, recipe),
+            "masked_layers": layers,
+            "stages": _stages_before(folder, recipe),
+        }
+        results = finish(recipe, folder, prepared, sample, partial(outputs_of, chosen), done, device)
     except OSError as error:
         raise MinbertError(f"{shown(folder)}: results not written ({error.strerror}); --resume tries again") from error
     changed = _changed_files(prepared)
@@ -347,25 +364,39 @@ def evaluate_model(
 ) -> dict[str, Evaluation]:
     """Score a model folder on dev: of its own tasks, or of those a recipe describes (other files, same heads)."""
     set_threads()
-    watcher = watcher or Unwatched()
     if choose_backend(precision, None, device) == "torch":
         device = str(choose_device(device))
     predictor = Predictor.load(folder, device=device, precision=precision)
+    rng = np.random.default_rng(Recipe.seed)
+    return {
+        name: evaluate_task(
+            predictor.tasks[name],
+            labels,
+            outputs,
+            rng=rng,
+            decision=predictor.manifest.decisions.get(name),
+            samples=samples,
+        )
+        for name, (labels, outputs) in dev_outputs(predictor, recipe, data=data, watcher=watcher).items()
+    }
+
+
+def dev_outputs(
+    predictor: Predictor,
+    recipe: Recipe | None = None,
+    *,
+    data: str | Path | None = None,
+    watcher: Preparing | None = None,
+) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float32]]]:
+    """The labels of each task's dev rows, and what the model says of them; for the recipe see `evaluate_model`."""
+    watcher = watcher or Unwatched()
     known, manifest = predictor.tasks, predictor.manifest
     tasks = [_with_files_of(known, task) for task in recipe.tasks] if recipe else list(manifest.tasks)
     base = Recipe(tuple(tasks), data=recipe.data if recipe else manifest.data, model=manifest.model)
     cache = TokenCache.from_environment(watcher.warn)
     prepared = prepare(base, predictor.tokenizer, data_folder(base, data), ("dev",), cache=cache, watcher=watcher)
-    rng = np.random.default_rng(base.seed)
     return {
-        name: evaluate_task(
-            known[name],
-            labels_of(inputs),
-            predictor.outputs_of(inputs),
-            rng=rng,
-            decision=manifest.decisions.get(name),
-            samples=samples,
-        )
+        name: (labels_of(inputs), predictor.outputs_of(inputs, prepared.examples["dev"][name]))
         for name, inputs in prepared.inputs["dev"].items()
     }
 
@@ -378,7 +409,7 @@ def _with_files_of(known: Mapping[str, Task], other: Task) -> Task:
     return replace(known[other.name], **{name: getattr(other, name) for name in read})
 
 
-def _check_run(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
+def check_run(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
     """May this run write into the folder?"""
     path = folder / "recipe.toml"
     if not path.exists():
@@ -391,7 +422,7 @@ def _check_run(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -
         raise MinbertError(f"{shown(folder)} holds a run already; --resume goes on with it, --out names another folder")
 
 
-def _check_same_files(folder: Path, prepared: Prepared) -> None:
+def check_same_files(folder: Path, prepared: Prepared) -> None:
     """data.json remembers what was read; a run goes on only with the same bytes."""
     path = folder / "data.json"
     if not path.exists():
@@ -410,17 +441,20 @@ def _check_same_files(folder: Path, prepared: Prepared) -> None:
 
 def _open(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
     try:
-        _open_run(folder, recipe, prepared, overwrite=overwrite)
+        open_run(folder, recipe, prepared, overwrite=overwrite)
     except OSError as error:
         raise MinbertError(f"{shown(folder)}: cannot be written ({error.strerror}); expected room for a run") from error
 
 
-def _open_run(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
+def open_run(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
     """Only now, when recipe, encoder and data were found good, is an older run replaced or a new one begun."""
     folder.mkdir(parents=True, exist_ok=True)
     if overwrite:
         for name in ("checkpoints", "model", "models", "predictions", "tensorboard", "stages"):
             shutil.rmtree(folder / name, ignore_errors=True)
+        for member in (folder / "runs").glob("*/recipe.toml"):
+            if member.parent.name.isdigit():  # an ensemble's, by seed
+                shutil.rmtree(member.parent, ignore_errors=True)
         for name in ("results.json", "metrics.jsonl", "data.json"):
             (folder / name).unlink(missing_ok=True)
     write_text(folder / "recipe.toml", to_toml(recipe))
@@ -437,7 +471,7 @@ def _changed_files(prepared: Prepared) -> list[str]:
     return [name for name, digest in files.items() if not Path(name).exists() or fingerprint(Path(name)) != digest]
 
 
-def _train_sample(train_inputs: Mapping[str, Inputs], recipe: Recipe) -> dict[str, Inputs]:
+def train_sample_of(train_inputs: Mapping[str, Inputs], recipe: Recipe) -> dict[str, Inputs]:
     """The fixed training rows that are scored beside dev."""
     size = recipe.training.train_sample
     if not size:
@@ -446,36 +480,49 @@ def _train_sample(train_inputs: Mapping[str, Inputs], recipe: Recipe) -> dict[st
     return {name: inputs.take(np.sort(rng.permutation(len(inputs))[:size])) for name, inputs in train_inputs.items()}
 
 
-def _finish(
+def _done(trainer: Trainer) -> dict[str, Any]:
+    """What training took and left."""
+    done = {
+        "steps": trainer.step,
+        "planned_steps": trainer.plan.steps,
+        "rows": trainer.rows,
+        "seconds": round(trainer.seconds, 1),
+    }
+    if not trainer.recipe.training.snapshots:
+        return done
+    found = trainer.selection.snapshots.items()
+    return done | {"snapshots": [{"folder": snapshot_folder(step), "step": step, **entry} for step, entry in found]}
+
+
+def finish(
     recipe: Recipe,
     folder: Path,
     prepared: Prepared,
     sample: Mapping[str, Inputs],
-    trainer: Trainer,
+    answer: Callable[[Inputs], NDArray[np.float32]],
+    done: Mapping[str, Any],
     device: torch.device,
 ) -> dict[str, Any]:
-    """Score the chosen model in full, choose its decisions on dev, and write results.json."""
-    model, tokenizer, manifest = load_model(folder / "model", device=str(device))
+    """Score the chosen model in full, choose its decisions on dev, and write results.json.
+
+    Args:
+        answer: the chosen model's outputs.
+        done: what training took and left, for results.json.
+    """
     rng = np.random.default_rng([recipe.seed, 4])
     dev: dict[str, Evaluation] = {}
     seen: dict[str, Evaluation] = {}
     decisions, tuned = {}, {}
-    model.use(trainer.precision, kernels=recipe.training.kernels)
     for task in recipe.tasks:
         inputs = prepared.inputs["dev"][task.name]
-        outputs, labels = outputs_of(model, inputs), labels_of(inputs)
+        outputs, labels = answer(inputs), labels_of(inputs)
         dev[task.name] = evaluate_task(task, labels, outputs, rng=rng)
         decisions[task.name] = choose_decision(task, labels, outputs)
         tuned[task.name] = evaluate_task(task, labels, outputs, rng=rng, decision=decisions[task.name])
         write_predictions(folder, task, prepared.examples["dev"][task.name], dev[task.name])
         if sample:
             rows = sample[task.name]
-            seen[task.name] = evaluate_task(task, labels_of(rows), outputs_of(model, rows), rng=rng, samples=200)
-    geometry = {
-        task.name: _geometry(model, tokenizer, task, prepared.examples["dev"][task.name], recipe).summary()
-        for task in recipe.tasks
-        if task.answers_pairs
-    }
+            seen[task.name] = evaluate_task(task, labels_of(rows), answer(rows), rng=rng, samples=200)
     tasks = {task.name: task for task in recipe.tasks}
     scores = {name: found.score for name, found in dev.items()}
     results = {
@@ -497,21 +544,26 @@ def _finish(
             for name, found in tuned.items()
             if tasks[name].is_classification
         },
-        "geometry": geometry,
-        "steps": trainer.step,
-        "planned_steps": trainer.plan.steps,
-        "rows": trainer.rows,
-        "seconds": round(trainer.seconds, 1),
-        "masked_layers": masked_layers(recipe),
-        "stages": _stages_before(folder, recipe),
+        **done,
         "data": prepared.notes(),
         "environment": environment(str(device)),
         "recipe": as_dict(recipe),
     }
     scored = {"overall": results["overall"], "dev": results["dev"]}
+    manifest = read_manifest(folder / "model")
     update_manifest(folder / "model", replace(manifest, decisions=decisions, scores=scored))
     write_json(folder / "results.json", results)
     return results
+
+
+def _geometries(
+    model: MultitaskModel, tokenizer: Tokenizer, prepared: Prepared, recipe: Recipe
+) -> dict[str, Mapping[str, Any]]:
+    return {
+        task.name: _geometry(model, tokenizer, task, prepared.examples["dev"][task.name], recipe).summary()
+        for task in recipe.tasks
+        if task.answers_pairs
+    }
 
 
 def _geometry(model: MultitaskModel, tokenizer: Tokenizer, task: Task, examples: Examples, recipe: Recipe) -> Geometry:

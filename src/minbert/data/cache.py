@@ -181,7 +181,7 @@ def _key(
     weights: Mapping[str, float] | None = None,
 ) -> str:
     """A hash of everything that decides the tokens: the tokenizer, the texts in their order, the limit, the weights."""
-    rules: list[Any] = [FORMAT, tokenizers.__version__, tokenizer._backend.to_str(), max_tokens, len(columns)]
+    rules: list[Any] = [FORMAT, tokenizers.__version__, tokenizer.rules, max_tokens, len(columns)]
     if weights is not None:  # without them, the keys that there were before weights
         rules.append([sorted(weights.items()), tagger()])
     digest = hashlib.sha256(json.dumps(rules).encode())

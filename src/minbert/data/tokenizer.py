@@ -152,6 +152,11 @@ class Tokenizer:
             positions -= vocabulary[special["pad"]] + 1  # MPNet counts positions from the one after the padding's id
         return cls(backend, special, positions=positions, max_tokens=max_tokens)
 
+    @property
+    def rules(self) -> str:
+        """Everything that decides the tokens of a text, but for how many there may be: equal rules, equal tokens."""
+        return self._backend.to_str()
+
     def save(self, folder: Path) -> None:
         """Write what :meth:`load` and ``transformers.AutoTokenizer`` read."""
         folder.mkdir(parents=True, exist_ok=True)

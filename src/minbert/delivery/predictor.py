@@ -5,19 +5,21 @@
     predictor.predict(["How old is it?"], ["What is its age?"])    # and those that read two
 
 Each distinct text, and each distinct pair, goes through the encoder once, whatever number of heads it serves.
-The object can be pickled, and used from several threads.
+The object can be pickled, and used from several threads. Of a folder that holds an ensemble it is an `Ensemble`, whose
+answers are the mean of its members'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minbert.data.inputs import Inputs
+from minbert.data.inputs import Inputs, tokenize
+from minbert.data.raw import Examples
 from minbert.data.tokenizer import Tokenizer, Tokens
 from minbert.delivery.backends import (
     BackendName,
@@ -29,13 +31,15 @@ from minbert.delivery.backends import (
     torch_precision,
 )
 from minbert.errors import MinbertError, suggest
-from minbert.model.answers import Answers, Decision, decode
+from minbert.model.answers import Answers, Decision, decode, mean_outputs
 from minbert.model.encoder import Pooling
 from minbert.model.multitask import MultitaskModel, answer_pooled, outputs_of
-from minbert.model.saved import Manifest, load_model
+from minbert.model.saved import Manifest, check_members, load_model, read_manifest
 from minbert.tasks import Task, View
 
 Vectors = dict[Pooling, NDArray[np.float32]]
+Read = Callable[[list[Any]], Tokens]
+"""Distinct texts, or distinct pairs, to their tokens."""
 
 
 class Predictor:
@@ -66,6 +70,12 @@ class Predictor:
     ) -> Predictor:
         """From a model folder, such as RUN/model; for precision and backend see `Embedder.load`."""
         chosen = choose_backend(precision, backend, device)
+        about = read_manifest(Path(folder))
+        if about.members:
+            places = (Path(folder) / name for name in about.members)
+            return Ensemble(
+                [Predictor.load(place, device=device, precision=precision, backend=backend) for place in places], about
+            )
         model, tokenizer, manifest = load_model(Path(folder), device="cpu" if chosen == "onnx" else device)
         if chosen == "onnx":
             return cls(model, tokenizer, manifest, encoder=open_onnx(Path(folder) / "encoder", precision))
@@ -120,6 +130,12 @@ class Predictor:
             raise MinbertError(f"{len(first)} texts and {len(second)} pairs; expected as many of each")
         if not first:
             return {task.name: np.empty((0, task.outputs), np.float32) for task in chosen}
+        return self._run(chosen, first, second, self._tokenize)
+
+    def _run(
+        self, chosen: Sequence[Task], first: list[str], second: list[str], read: Read
+    ) -> dict[str, NDArray[np.float32]]:
+        """What the heads of the chosen tasks say of some rows, at least one; `read` gives distinct rows' tokens."""
         rows: dict[View, list[Any]] = {"first": first, "second": second}
         rows["joint"] = list(zip(first, second, strict=False))
         rows["reversed"] = list(zip(second, first, strict=False))
@@ -130,7 +146,7 @@ class Predictor:
                 for view in task.answer_views:
                     if view in group:
                         wanted.setdefault(view, set()).add(self.model.poolings[task.name])
-            vectors |= self._encode({view: rows[view] for view in wanted}, set().union(*wanted.values()))
+            vectors |= self._encode({view: rows[view] for view in wanted}, set().union(*wanted.values()), read)
         return {
             task.name: answer_pooled(
                 self.model, task.name, [vectors[view][self.model.poolings[task.name]] for view in task.answer_views]
@@ -138,8 +154,9 @@ class Predictor:
             for task in chosen
         }
 
-    def outputs_of(self, inputs: Inputs) -> NDArray[np.float32]:
-        """The same of a task's rows that are tokenized already, such as a split of dev; see `multitask.outputs_of`."""
+    def outputs_of(self, inputs: Inputs, examples: Examples | None = None) -> NDArray[np.float32]:  # noqa: ARG002
+        """The same of a task's rows that are tokenized already, such as a split of dev, see `multitask.outputs_of`;
+        `examples` are the rows as texts, for a member of an ensemble that tokenizes them otherwise."""
         if inputs.masking is not None and self._encoder is not None:
             name = inputs.task.name
             raise MinbertError(f'the masked task "{name}" needs the tokens\' own vectors; expected precision fp32')
@@ -148,9 +165,9 @@ class Predictor:
     def embed(self, texts: Sequence[str], *, pooling: Pooling | None = None) -> NDArray[np.float32]:
         """The encoder's vector of each text, (texts, width)."""
         how = pooling or self.manifest.model.pooling
-        return self._encode({"first": _listed(texts, "texts")}, {how})["first"][how]
+        return self._encode({"first": _listed(texts, "texts")}, {how}, self._tokenize)["first"][how]
 
-    def _encode(self, rows: Mapping[View, list[Any]], poolings: set[Pooling]) -> dict[View, Vectors]:
+    def _encode(self, rows: Mapping[View, list[Any]], poolings: set[Pooling], read: Read) -> dict[View, Vectors]:
         """Vectors of each view's rows; rows that are equal, within a view or between them, are encoded once."""
         if not rows:
             return {}
@@ -159,11 +176,16 @@ class Predictor:
             view: np.fromiter((places.setdefault(row, len(places)) for row in values), np.int64, len(values))
             for view, values in rows.items()
         }
-        weights = self.manifest.model.pooling_weights if "weighted" in poolings else None
-        vectors = self.encoder.encode(self._tokenize(list(places), weights), sorted(poolings))
+        vectors = self.encoder.encode(read(list(places)), sorted(poolings))
         return {view: {how: table[where] for how, table in vectors.items()} for view, where in index.items()}
 
-    def _tokenize(self, distinct: list[Any], weights: Mapping[str, float] | None = None) -> Tokens:
+    @property
+    def pooling_weights(self) -> Mapping[str, float] | None:
+        """By part of speech, where a task pools with them."""
+        return self.manifest.model.pooling_weights if "weighted" in self.model.poolings.values() else None
+
+    def _tokenize(self, distinct: list[Any]) -> Tokens:
+        weights = self.pooling_weights
         if distinct and isinstance(distinct[0], tuple):
             first, second = zip(*distinct, strict=True)
             return self.tokenizer.encode(first, second, max_tokens=self.max_tokens, weights=weights)
@@ -195,6 +217,78 @@ def nothing_to_predict(masked: Iterable[str]) -> str:
     """Why tasks that guess hidden tokens cannot be asked."""
     names = ", ".join(masked)
     return f"{names}: a masked task trains the encoder and has nothing to predict; expected another kind of task"
+
+
+class Ensemble(Predictor):
+    """Several models with the same tasks: a task's answer is the mean of theirs, their probabilities' or their scores'.
+
+    The decisions are the ensemble's own, those of its members are not used. The members, all of them in memory, run
+    one after the other; each distinct text is tokenized once for every tokenizer and limit that they have.
+
+    Args:
+        members: one or more; the tasks, and the form of the outputs, are the first one's.
+        manifest: what the ensemble's folder says of it.
+    """
+
+    def __init__(self, members: Sequence[Predictor], manifest: Manifest) -> None:
+        check_members([member.manifest for member in members])
+        first = members[0]
+        super().__init__(first.model, first.tokenizer, manifest, encoder=first._encoder)
+        self.members = tuple(members)
+        rules = [(member.tokenizer.rules, member.max_tokens, member.pooling_weights) for member in members]
+        self._alike = [rules.index(own) for own in rules]  # the first member that reads as each of them does
+
+    def _run(
+        self,
+        chosen: Sequence[Task],
+        first: list[str],
+        second: list[str],
+        read: Read,  # noqa: ARG002 - every member has its own
+    ) -> dict[str, NDArray[np.float32]]:
+        readers = {number: _Reader(self.members[number]._tokenize) for number in set(self._alike)}
+        found = [
+            member._run([member.model.tasks[task.name] for task in chosen], first, second, readers[number])
+            for member, number in zip(self.members, self._alike, strict=True)
+        ]
+        return {task.name: self._mean(task.name, [outputs[task.name] for outputs in found]) for task in chosen}
+
+    def outputs_of(self, inputs: Inputs, examples: Examples | None = None) -> NDArray[np.float32]:
+        name = inputs.task.name
+        sets = {(0, inputs.task.views): inputs}  # which are tokenized as the first member reads them
+        found = []
+        for member, number in zip(self.members, self._alike, strict=True):
+            task = member.model.tasks[name]
+            if (number, task.views) not in sets:
+                if examples is None:
+                    raise MinbertError(f"the members of this ensemble read {name} in several ways; expected its texts")
+                how = {"weights": member.pooling_weights}
+                sets[number, task.views] = tokenize(task, examples, member.tokenizer, member.max_tokens, **how)
+            found.append(member.outputs_of(sets[number, task.views]))
+        return self._mean(name, found)
+
+    def embed(self, texts: Sequence[str], *, pooling: Pooling | None = None) -> NDArray[np.float32]:  # noqa: ARG002
+        """An error: vectors of different encoders lie in different spaces, where their mean says nothing."""
+        raise MinbertError(
+            f"an ensemble of {len(self.members)} models has no single embedding; expected one of its members"
+        )
+
+    def _mean(self, name: str, outputs: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+        return mean_outputs(self.model.tasks[name], [member.model.tasks[name] for member in self.members], outputs)
+
+
+class _Reader:
+    """Tokenizes for several members, for as long as one question lasts, what it has not seen yet."""
+
+    def __init__(self, tokenize: Read) -> None:
+        self._tokenize, self._tokens = tokenize, Tokens.join(())
+        self._places: dict[Any, int] = {}
+
+    def __call__(self, distinct: list[Any]) -> Tokens:
+        new = [row for row in distinct if row not in self._places]
+        if new:
+            self._places |= {row: len(self._tokens) + number for number, row in enumerate(new)}
+            self._tokens = Tokens.join([self._tokens, self._tokenize(new)])
+        return self._tokens.take([self._places[row] for row in distinct])
 
 
 def _listed(values: Sequence[str], name: str) -> list[str]:

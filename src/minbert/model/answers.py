@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +47,29 @@ def decode(task: Task, outputs: NDArray[np.floating], decision: Decision | None 
     else:
         predictions = probabilities.argmax(1).astype(np.float64)
     return Answers(predictions, probabilities)
+
+
+def mean_outputs(task: Task, tasks: Sequence[Task], outputs: Sequence[NDArray[np.floating]]) -> NDArray[np.float32]:
+    """The outputs that `decode` turns into the mean of several models' probabilities, or of their scores.
+
+    Probabilities and not logits: they mean the same whatever loss a model was trained with, and one model that is very
+    sure of itself cannot outvote all others.
+
+    Args:
+        task: in whose form the outputs are given.
+        tasks: the same task as each model has it; losses and heads may differ.
+        outputs: what each model's head says, (rows, outputs).
+    """
+    answers = [decode(own, raw) for own, raw in zip(tasks, outputs, strict=True)]
+    if task.is_classification:
+        mean = np.mean([answer.probabilities for answer in answers], axis=0)  # type: ignore[arg-type]
+        logs = np.log(np.maximum(mean, 1e-300))  # (rows, classes)
+        return (logs if task.outputs > 1 else logs[:, 1:] - logs[:, :1]).astype(np.float32)
+    scores = np.mean([answer.predictions for answer in answers], axis=0)[:, None]
+    if task.loss == "bce-threshold":  # decode lays a sigmoid over the scale: this is the way back
+        share = np.clip((scores - task.low) / (task.high - task.low), 1e-12, 1 - 1e-12)
+        scores = 2 * np.arctanh(2 * share - 1)
+    return scores.astype(np.float32)
 
 
 def logits_of(task: Task, outputs: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -4,13 +4,22 @@ model/
   minbert.json           format version, tasks with their labels, decisions, scores, where it came from
   heads.safetensors      the heads and the common layer
   encoder/               Hugging Face layout, tokenizer included: transformers loads it as it is
+
+An ensemble is a folder of such folders, with a minbert.json of its own that names them:
+
+model/
+  minbert.json           the same, and "members"
+  members/1/             a model's folder, as above
+  members/2/
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +56,8 @@ class Manifest:
     data: str = ""
     """Where the recipe said its files are; "embedded" is the sample inside the package."""
     version: str = __version__
+    members: tuple[str, ...] = ()
+    """Of an ensemble: the folders of its models, below its own. `tasks` and `model` are then those of the first."""
 
 
 def build_model(manifest: Manifest, encoder: Any, *, generator: torch.Generator | None = None) -> MultitaskModel:
@@ -73,6 +84,56 @@ def save_model(folder: Path, model: MultitaskModel, tokenizer: Tokenizer, manife
         (new / MANIFEST).write_text(_to_json(manifest), encoding="utf-8")
 
 
+def save_ensemble(folder: Path, models: Sequence[Path], manifest: Manifest) -> Manifest:
+    """Write an ensemble's folder in one step; returns its manifest. The members' files are hard links where the disk
+    allows it, which take no room, and copies elsewhere: every writer here replaces files and never changes them."""
+    manifest = replace(manifest, members=tuple(f"members/{number}" for number in range(1, len(models) + 1)))
+    with atomic_folder(folder) as new:
+        for model, name in zip(models, manifest.members, strict=True):
+            settle(model)
+            shutil.copytree(model, new / name, copy_function=_link)
+        (new / MANIFEST).write_text(_to_json(manifest), encoding="utf-8")
+    return manifest
+
+
+def check_members(manifests: Sequence[Manifest], names: Sequence[str] | None = None) -> None:
+    """Models can be an ensemble if their tasks ask the same of the same texts; all the rest may differ."""
+    names = names or [f"member {number}" for number in range(1, len(manifests) + 1)]
+    if not manifests:
+        raise MinbertError("an ensemble of no models; expected one or more")
+    known = {task.name: task for task in manifests[0].tasks}
+    for manifest, name in zip(manifests[1:], names[1:], strict=True):
+        found = {task.name: task for task in manifest.tasks}
+        if set(found) != set(known):
+            raise MinbertError(
+                f"{name} has the tasks {', '.join(sorted(found))}; expected those of {names[0]}: {', '.join(sorted(known))}"
+            )
+        for task in found.values():
+            expected, given = _asked(known[task.name]), _asked(task)
+            for what, value in given.items():
+                if value != expected[what]:
+                    raise MinbertError(
+                        f"{name}: the {what} of {task.name} is {value}; expected {expected[what]}, as {names[0]} has it"
+                    )
+
+
+def _asked(task: Task) -> dict[str, str]:
+    """What a task asks of its texts, whatever model answers."""
+    return {
+        "kind": task.kind,
+        "list of classes": ", ".join(task.classes),
+        "scale": "" if task.is_classification else f"{task.low} to {task.high}",
+        "normalise": str(task.normalise).lower(),
+    }
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:  # another disk, or one that knows no links
+        shutil.copy2(source, target)
+
+
 def update_manifest(folder: Path, manifest: Manifest) -> None:
     write_text(folder / MANIFEST, _to_json(manifest))
 
@@ -80,6 +141,8 @@ def update_manifest(folder: Path, manifest: Manifest) -> None:
 def load_model(folder: Path, *, device: str = "cpu") -> tuple[MultitaskModel, Tokenizer, Manifest]:
     """The model in eval mode, its tokenizer and its manifest."""
     manifest = read_manifest(folder)
+    if manifest.members:
+        raise MinbertError(f"{shown(folder)}: an ensemble of {len(manifest.members)} models; expected a single one")
     encoder, _ = load_folder(folder / "encoder", dropout=manifest.model.encoder_dropout)
     model = build_model(manifest, encoder)
     path = folder / "heads.safetensors"
@@ -118,13 +181,21 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         recipe = parse_recipe({"tasks": raw["tasks"], "model": raw["model"]}, shown(path))
         decisions = {name: Decision(**decision) for name, decision in raw["decisions"].items()}
+        members = tuple(_within(name, path) for name in raw.get("members", ()))
         return Manifest(
-            recipe.tasks, recipe.model, decisions, raw["scores"], raw["recipe"], raw["data"], raw["version"]
+            recipe.tasks, recipe.model, decisions, raw["scores"], raw["recipe"], raw["data"], raw["version"], members
         )
     except KeyError as error:
         raise MinbertError(f"{shown(path)}: no {error}; expected what save_model writes") from None
     except (TypeError, AttributeError) as error:
         raise MinbertError(f"{shown(path)}: {error}; expected what save_model writes") from None
+
+
+def _within(name: Any, path: Path) -> str:
+    """A member's folder, which lies below the ensemble's."""
+    if not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise MinbertError(f"{shown(path)}: members holds {name!r}; expected folders below, such as members/1")
+    return name
 
 
 def _to_json(manifest: Manifest) -> str:
@@ -141,6 +212,8 @@ def _to_json(manifest: Manifest) -> str:
         "decisions": {name: asdict(decision) for name, decision in manifest.decisions.items()},
         "scores": manifest.scores,
     }
+    if manifest.members:
+        content["members"] = list(manifest.members)
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 

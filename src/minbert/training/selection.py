@@ -10,6 +10,7 @@ from typing import Any
 from minbert.config import TrainingConfig
 
 MODEL = "model"
+SNAPSHOTS = "models"
 
 
 @dataclass
@@ -18,9 +19,12 @@ class Selection:
 
     config: TrainingConfig
     best: dict[str, float] = field(default_factory=dict)
-    """The best so far: the aggregate, under "*", and each task's own."""
+    """What is to be beaten: the best aggregate so far, under "*", and a score of each task: its best so far or, with the
+    rule any-improves, that of the model that is kept."""
     stale: int = 0
     """Evaluations since the aggregate last rose."""
+    snapshots: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The evaluations whose models are kept beside the chosen one, by step, the best first: aggregate and scores."""
 
     def aggregate(self, scores: Mapping[str, float]) -> float:
         """The number that early stopping watches, and that most rules choose by."""
@@ -38,19 +42,44 @@ class Selection:
         risen = [task for task, score in scores.items() if score > self.best.get(task, -math.inf)]
         better = aggregate > self.best.get("*", -math.inf)
         self.stale = 0 if better else self.stale + 1
-        self.best |= {task: scores[task] for task in risen}
+        keep = {"any-improves": bool(risen), "last": True}.get(self.config.best, better)
+        if self.config.best == "any-improves" and keep:
+            # "Improvement in any single task from the previous state of the model" (Vinjapuri & Vasireddy): all
+            # scores to beat are those of one model, the one that this replaces, and not each task's best ever.
+            known = {task: score for task, score in scores.items() if not math.isnan(score)}
+            self.best = {"*": max(aggregate, self.best.get("*", aggregate)), **known}
+        else:
+            self.best |= {task: scores[task] for task in risen}
         if better:
             self.best["*"] = aggregate
-        keep = {"any-improves": bool(risen), "last": True}.get(self.config.best, better)
         own = [f"models/{task}" for task in risen] if self.config.best == "per-task" else []
         return ([MODEL] if keep else []) + own
+
+    def snapshot(self, step: int, scores: Mapping[str, float]) -> str | None:
+        """The folder to keep this model in too, if it is one of the best; another then falls out of `snapshots`."""
+        entry = {
+            "aggregate": self.aggregate(scores),
+            "scores": {task: None if math.isnan(score) else score for task, score in scores.items()},
+        }
+        found = {**self.snapshots, step: entry}
+        ranked = sorted(found, key=lambda number: (-found[number]["aggregate"], number))[: self.config.snapshots]
+        if step not in ranked:
+            return None
+        self.snapshots = {number: found[number] for number in ranked}
+        return snapshot_folder(step)
 
     @property
     def exhausted(self) -> bool:
         return 0 < self.config.patience <= self.stale
 
     def state(self) -> dict[str, Any]:
-        return {"best": self.best, "stale": self.stale}
+        kept = {str(step): entry for step, entry in self.snapshots.items()}
+        return {"best": self.best, "stale": self.stale, "snapshots": kept}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.best, self.stale = dict(state["best"]), int(state["stale"])
+        self.snapshots = {int(step): dict(entry) for step, entry in state.get("snapshots", {}).items()}
+
+
+def snapshot_folder(step: int) -> str:
+    return f"{SNAPSHOTS}/step-{step:08d}"

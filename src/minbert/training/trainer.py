@@ -11,6 +11,7 @@ sampler says which rows come next, `losses.py` what they cost, `gradients.py` ho
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ from minbert.training.grad_cache import split_step
 from minbert.training.gradients import GradientRule, Surgery, add_gradients, make_rule
 from minbert.training.graphs import SLOTS, Graphs, Staged, Staging, ahead
 from minbert.training.metrics_log import MetricsLog
-from minbert.training.selection import Selection
+from minbert.training.selection import SNAPSHOTS, Selection, snapshot_folder
 from minbert.training.step import TrainStep
 
 Scores = Mapping[str, Mapping[str, float]]
@@ -68,7 +69,7 @@ class Trainer:
         data: the training rows of each task.
         run: folder for metrics.jsonl and checkpoints/.
         evaluate: the scores of a model that is in eval mode, by split and task.
-        save: keep the model in this folder of the run ("model", or "models/TASK").
+        save: keep the model in this folder of the run ("model", "models/TASK" or "models/step-NUMBER").
         rule: how the tasks' losses become one gradient; default is what the recipe says.
     """
 
@@ -192,18 +193,17 @@ class Trainer:
     def _evaluate(self, log: MetricsLog, epoch: int) -> bool:
         """Score the model and keep it where it is the best so far; false if it should have been kept and was not."""
         self.model.eval()
-        kept = []
         with self.averaged():
             scores = self.evaluate(self.model)
-            best_before = dict(self.selection.best)
+            best_before, snapshots_before = dict(self.selection.best), self.selection.snapshots
             names = self.selection.update(scores["dev"])
-            for name in names:
-                try:
-                    self.save(self.model, name)
-                    kept.append(name)
-                except WRITE_ERRORS as error:
-                    self.selection.best = best_before  # what was lost is not the one to beat
-                    self.watcher.warn(f"the model could not be saved ({_reason(error)}); training goes on")
+            kept = [name for name in names if self._keep(name)]
+            if kept != names:
+                self.selection.best = best_before  # what was lost is not the one to beat
+            snapshot = self.selection.snapshot(self.step, scores["dev"])
+            lost = snapshot is not None and not self._keep(snapshot)
+            if lost:
+                self.selection.snapshots = snapshots_before
         record = {
             "kind": "evaluation",
             "step": self.step,
@@ -216,7 +216,15 @@ class Trainer:
         self.work.refresh()  # the copies that scoring used may have been those of the moving average
         self._write(log, record)
         self.watcher.evaluated(record)
-        return kept == names
+        return kept == names and not lost
+
+    def _keep(self, name: str) -> bool:
+        try:
+            self.save(self.model, name)
+        except WRITE_ERRORS as error:
+            self.watcher.warn(f"the model could not be saved ({_reason(error)}); training goes on")
+            return False
+        return True
 
     def _write(self, log: MetricsLog, record: Mapping[str, Any]) -> None:
         try:
@@ -237,10 +245,20 @@ class Trainer:
                 state=state,
                 keep=self.recipe.training.keep,
             )
+            self._remove_snapshots()
         except WRITE_ERRORS as error:
             good = [path.name for path in list_checkpoints(self.run / "checkpoints")]
             last = f"the last good one is {good[-1]}" if good else "there is none yet"
             self.watcher.warn(f"checkpoint not saved at step {self.step} ({_reason(error)}); {last}; training goes on")
+
+    def _remove_snapshots(self) -> None:
+        """Those that better ones have replaced; only now, when no checkpoint to resume from counts on them."""
+        if not self.recipe.training.snapshots:
+            return
+        kept = {snapshot_folder(step) for step in self.selection.snapshots}
+        for folder in (self.run / SNAPSHOTS).glob("step-*"):
+            if f"{SNAPSHOTS}/{folder.name}" not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _restore(self) -> None:
         found = list_checkpoints(self.run / "checkpoints")
@@ -255,6 +273,7 @@ class Trainer:
         )
         self.step, self.rows, self.seconds = int(state["step"]), int(state["rows"]), float(state["seconds"])
         self.selection.restore(state["selection"])
+        self._remove_snapshots()  # where the end came before that
         for name, parameter in self._parameters():
             if name in gradients:  # one without a gradient stays so: the optimizer leaves it alone
                 parameter.grad = gradients[name].to(parameter.device, copy=True)
