@@ -211,6 +211,8 @@ def prepare(
     started, rows = time.perf_counter(), 0
     for split in splits:
         for task in recipe.tasks:
+            if split == "train" and not task.trained and not task.train:
+                continue
             if not getattr(task, split):
                 raise MinbertError(f"[tasks.{task.name}] has no {split} files; expected them")
             watcher.preparing(f"reading {task.name} {split}")
@@ -347,7 +349,7 @@ def _finish(
         decisions[task.name] = choose_decision(task, labels, outputs)
         tuned[task.name] = evaluate_task(task, labels, outputs, rng=rng, decision=decisions[task.name])
         write_predictions(folder, task, prepared.examples["dev"][task.name], dev[task.name])
-        if sample:
+        if task.name in sample:
             rows = sample[task.name]
             seen[task.name] = evaluate_task(task, labels_of(rows), outputs_of(model, rows), rng=rng, samples=200)
     tasks = {task.name: task for task in recipe.tasks}
@@ -373,6 +375,7 @@ def _finish(
         },
         "steps": trainer.step,
         "planned_steps": trainer.plan.steps,
+        "whole_steps": trainer.plan.whole,
         "rows": trainer.rows,
         "seconds": round(trainer.seconds, 1),
         "data": prepared.notes(),
