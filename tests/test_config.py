@@ -188,20 +188,21 @@ def test_what_is_wrong_is_said_with_its_place(text: str, message: str) -> None:
 
 
 def test_a_base_holds_what_several_recipes_have_in_common(tmp_path: Path) -> None:
-    (tmp_path / "far.toml").write_text('name = "far"\nseed = 9\n[tasks.sts]\nhead = "cosine"\n[training]\nepochs = 5\n')
+    (tmp_path / "far.toml").write_text('name = "far"\nabout = "far"\nseed = 9\n[tasks.sts]\nhead = "cosine"\n[training]\nepochs = 5\n')
     (tmp_path / "common.toml").write_text(
-        'base = "far.toml"\n[tasks.sst]\n[training]\nbatch_size = 8\n[sampler]\nkind = "weighted"\nweights = { sst = 2 }\n'
+        'base = "far.toml"\n[paper]\nrow = "3"\ndev = { sst = 0.5 }\n[tasks.sst]\n[training]\nbatch_size = 8\n[sampler]\nkind = "weighted"\nweights = { sst = 2 }\n'
     )
     path = tmp_path / "row.toml"
     path.write_text('base = "common.toml"\n[tasks.sts]\nloss = "cosine-mse"\n[sampler.weights]\nsts = 3\n')
     recipe = read_recipe(path, sets=["training.epochs=7"])
-    assert (recipe.name, recipe.seed) == ("row", 9)
+    assert (recipe.name, recipe.about, recipe.seed) == ("row", "", 9)
     assert [(task.name, task.head, task.loss) for task in recipe.tasks] == [
         ("sts", "cosine", "cosine-mse"),
         ("sst", "linear", "cross-entropy"),
     ]
     assert recipe.training == TrainingConfig(epochs=7, batch_size=8)
     assert recipe.sampler.weights == {"sst": 2.0, "sts": 3.0}
+    assert recipe.paper == PaperConfig()
     assert "base" not in as_dict(recipe)
 
 

@@ -246,7 +246,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    """A recipe's tables over those of its base, and of that one's, whose names are not passed on."""
+    """A recipe's tables over those of its base, and of that one's; what they are called and stand for stays theirs."""
     if path.resolve() in above:
         raise MinbertError(f"{shown(path)}: is the base of its own base; expected an end")
     raw = read_toml(path)
@@ -256,8 +256,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     if not isinstance(base, str):
         raise MinbertError(f'{shown(path)}: base is {base!r}; expected a file beside it, such as "common.toml"')
     under = _read(path.parent / base, (*above, path.resolve()))
-    under.pop("name", None)
-    return _merged(under, raw)
+    return _merged({key: value for key, value in under.items() if key not in ("name", "about", "paper")}, raw)
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
