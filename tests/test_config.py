@@ -188,7 +188,9 @@ def test_what_is_wrong_is_said_with_its_place(text: str, message: str) -> None:
 
 
 def test_a_base_holds_what_several_recipes_have_in_common(tmp_path: Path) -> None:
-    (tmp_path / "far.toml").write_text('name = "far"\nabout = "far"\nseed = 9\n[tasks.sts]\nhead = "cosine"\n[training]\nepochs = 5\n')
+    (tmp_path / "far.toml").write_text(
+        'name = "far"\nabout = "far"\nseed = 9\n[tasks.sts]\nhead = "cosine"\n[training]\nepochs = 5\n'
+    )
     (tmp_path / "common.toml").write_text(
         'base = "far.toml"\n[paper]\nrow = "3"\ndev = { sst = 0.5 }\n[tasks.sst]\n[training]\nbatch_size = 8\n[sampler]\nkind = "weighted"\nweights = { sst = 2 }\n'
     )

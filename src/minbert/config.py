@@ -405,6 +405,14 @@ def _task(name: str, row: Any, where: str) -> Task:
     return replace(changed, **{key: value for key, value in known.items() if key not in row and key != "name"})
 
 
+def from_table(cls: Any, raw: Mapping[str, Any], where: str) -> Any:
+    """A dataclass of plain fields from a TOML table, checked as a recipe's tables are."""
+    needed = {item.name for item in fields(cls) if item.default is item.default_factory is dataclasses.MISSING}
+    if missing := sorted(needed - set(raw)):
+        raise MinbertError(f"{where}: no {', '.join(missing)}; expected {'it' if len(missing) == 1 else 'them'}")
+    return _build(cls, raw, where)
+
+
 def _build(cls: Any, raw: Mapping[str, Any], where: str, **given: Any) -> Any:
     """A dataclass from a table, each value checked against its field's type; an unknown key suggests a near one."""
     hints = get_type_hints(cls)
