@@ -37,7 +37,7 @@ def papers() -> str:
         lines += [f"### {paper.claims.title if paper.claims.best else 'Beyond the papers'}", ""]
         lines += ["| recipe | what the paper calls it | what |", "|---|---|---|"]
         for row in paper.rows.values():
-            about = read_toml(row.path)["about"]
+            about = read_toml(row.path)["about"].replace("|", "\\|")
             lines.append(f"| [{row.name}]({row.key}.toml) | {row.reported.row} | {about} |")
         lines.append("")
     return "\n".join(lines)

@@ -167,6 +167,7 @@ def _section(paper: Paper, results: Results, folder: Path) -> str:
     mine = {encoder: found for encoder, found in mine.items() if found}
     if not mine:
         parts += ["**Not run yet.**", "", *_table(paper, {}, folder), ""]
+        parts += [*_findings(paper, {}), ""] if paper.claims.findings else []
     for place, (encoder, found) in enumerate(mine.items()):
         parts += [f"### {paper.name} with {encoder}", "", *_conditions(encoder, found), ""]
         parts += [*_table(paper, found, folder, every=place == 0), ""]
