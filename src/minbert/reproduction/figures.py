@@ -20,7 +20,7 @@ from minbert.reproduction.recipes import MEAN, Paper
 
 COLOURS = {"sst": "#c9a227", "quora": "#1b6ca8", "sts": "#b5473c"}
 OURS, THEIRS = "#1b6ca8", "#8a8a8a"
-SIZES = {"sst": 8, "quora": 30, "sts": 6}  # batches of the made-up datasets
+SIZES = {"sst": 6, "quora": 20, "sts": 4}  # batches of the made-up datasets
 BATCH = 8
 SCHEDULES: dict[str, SamplerConfig] = {
     "sequential (ST)": SamplerConfig("sequential", order=("quora", "sst", "sts")),
@@ -85,20 +85,25 @@ def _schedules(figure: Any) -> None:
     axes = figure.add_subplot()
     longest = 0
     for place, config in enumerate(SCHEDULES.values()):
-        step, evaluations = 0, []
+        bars: dict[tuple[str, float, float], list[tuple[int, int]]] = {}  # a task's, by height: start and length
+        step, ends = 0, []
         for epoch in schedule(config):
             for parts in epoch:
                 bottom, total = place - 0.38, sum(parts.values())
                 for task, rows in parts.items():
                     height = 0.76 * rows / total
-                    axes.bar(step, height, width=0.9, bottom=bottom, align="edge", color=COLOURS[task], linewidth=0)
+                    spots = bars.setdefault((task, round(bottom, 3), round(height, 3)), [])
+                    begun = spots.pop() if spots and sum(spots[-1]) == step else (step, 0)
+                    spots.append((begun[0], begun[1] + 1))
                     bottom += height
                 step += 1
-            evaluations.append(step)
-        axes.vlines(evaluations, place - 0.46, place + 0.46, color="black", linewidth=1)
+            ends.append(step)
+        for (task, bottom, height), spots in bars.items():
+            axes.broken_barh(spots, (bottom, height), color=COLOURS[task], linewidth=0)
+        axes.vlines(ends, place - 0.46, place + 0.46, color="black", linewidth=1)
         longest = max(longest, step)
     axes.set_yticks(range(len(SCHEDULES)), list(SCHEDULES))
-    axes.invert_yaxis()
+    axes.set_ylim(len(SCHEDULES) - 0.4, -0.6)
     axes.set_xlim(0, longest + 1)
     axes.set_xlabel("step; a black line is the end of an epoch, where the model is scored")
     patches = [axes.bar(0, 0, color=colour, label=LABELS[task]) for task, colour in COLOURS.items()]
@@ -126,11 +131,11 @@ def _scores(paper: Paper, rows: Mapping[str, Found]) -> Callable[[Any], None]:
                 if ours:
                     axes.plot([min(ours), max(ours)], [spot, spot], color=OURS, linewidth=1)
                     axes.plot(statistics.fmean(ours), spot, "o", color=OURS, markersize=5, label="ours")
-            axes.set_yticks(range(len(names)), names if place == 0 else [])
             axes.tick_params(axis="y", labelleft=place == 0)
             axes.grid(axis="both", color="#e5e5e5", linewidth=0.6)
             axes.set_title(LABELS[task], fontsize=9)
         if shared is not None:
+            shared.set_yticks(range(len(names)), names)
             shared.set_ylim(len(names) - 0.5, -0.5)
         handles = {
             label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)

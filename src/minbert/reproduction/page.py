@@ -144,7 +144,7 @@ def build_page(papers: Mapping[str, Paper], results: Results, folder: Path) -> s
     return "\n".join(part for part in parts if part)
 
 
-SCHEDULES = "Two epochs of each sampler over three made-up datasets of 8, 30 and 6 batches: which task each step has"
+SCHEDULES = "Two epochs of each sampler over three made-up datasets of 6, 20 and 4 batches: which task each step has"
 
 
 def _summary(papers: Mapping[str, Paper], results: Results) -> str:
@@ -218,7 +218,10 @@ def _conditions(encoder: str, found: Mapping[str, Found]) -> list[str]:
         f"{len(every)} runs, {hours:.1f} hours of training on {', '.join(devices)}; commits {', '.join(commits)}."
     )
     sizes = {task: note["rows"] for one in every for task, note in one["data"].get("train", {}).items()}
-    lines.append(f"Training rows: {', '.join(f'{LABELS.get(task, task)} {size:,}' for task, size in sizes.items())}.")
+    if sizes:
+        lines.append(
+            f"Training rows: {', '.join(f'{LABELS.get(task, task)} {size:,}' for task, size in sizes.items())}."
+        )
     old = [f"`{one.row.name}`" for one in found.values() if not one.is_current]
     if old:
         lines.append(f"Made before the recipe was last changed: {', '.join(old)}.")

@@ -53,6 +53,8 @@ class Settings:
     keep_models: bool = False
     poll: float = 0.3
     """Seconds between looks at the processes."""
+    trainer: tuple[str, ...] = (sys.executable, "-m", "minbert", "train")
+    """The command that trains a recipe."""
 
     @property
     def encoder_name(self) -> str:
@@ -182,7 +184,7 @@ def run_jobs(jobs: Iterable[Job], settings: Settings, watcher: Watcher) -> Outco
 def start(job: Job, settings: Settings) -> Running:
     """A process that trains, or goes on where an earlier one was stopped."""
     folder = job.folder(settings)
-    command = [sys.executable, "-m", "minbert", "train", str(job.row.path), "--seed", str(job.seed)]
+    command = [*settings.trainer, str(job.row.path), "--seed", str(job.seed)]
     command += ["--out", str(folder), "--device", settings.device]
     command += ["--data", settings.data] if settings.data else []
     for setting in job.changes(settings):
