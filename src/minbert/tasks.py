@@ -25,8 +25,7 @@ class Task:
     name: str
     kind: Kind
     train: tuple[str, ...] = ()
-    """Files, relative to the data folder; all are read. "a.csv|b.tsv" is the first of them that exists,
-    "embedded:abbreviations.tsv" a list inside the package."""
+    """Files, relative to the data folder; all are read. "a.csv|b.tsv" is the first of them that exists."""
     dev: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
     """Files without labels, for `minbert submit`."""

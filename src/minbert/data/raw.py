@@ -30,9 +30,6 @@ Split = Literal["train", "dev", "test"]
 Row = Mapping[str, Any]
 Report = Callable[["Problem"], None]
 SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".parquet")
-EMBEDDED = "embedded:"
-"""Before the name of a list that lies inside the package."""
-LISTS = Path(__file__).parent / "lists"
 EMPTY_TEXT = "empty text"
 NO_LABEL = "no label"
 
@@ -75,17 +72,13 @@ def resolve(names: Sequence[str], folder: Path) -> list[Path]:
     """The files of a split: for each name the first of its alternatives ("a.csv|b.tsv") that exists."""
     found = []
     for name in names:
-        options = [_place(option.strip(), folder) for option in name.split("|")]
+        options = [folder / option.strip() for option in name.split("|")]
         path = next((option for option in options if option.is_file()), None)
         if path is None:
             looked = " or ".join(shown(option) for option in options)
             raise MinbertError(f"no file {looked}; say where the data is with --data DIR or MINBERT_DATA")
         found.append(path)
     return found
-
-
-def _place(name: str, folder: Path) -> Path:
-    return LISTS / name.removeprefix(EMBEDDED) if name.startswith(EMBEDDED) else folder / name
 
 
 def read_split(task: Task, split: Split, folder: Path, *, on_problem: Report | None = None) -> Examples:
