@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import scores, tables
+from minbert.config import read_toml
+from minbert.reproduction.recipes import find_papers
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- numbers:([a-z0-9-]+) -->\n)(.*?)(<!-- /numbers -->)", re.DOTALL)
@@ -28,10 +30,24 @@ def parity() -> str:
     return "\n".join([*lines, ""])
 
 
+def papers() -> str:
+    """Every recipe of a paper, what it does and where it differs from the paper's text."""
+    lines: list[str] = []
+    for paper in find_papers(ROOT / "recipes").values():
+        lines += [f"### {paper.claims.title if paper.claims.best else 'Beyond the papers'}", ""]
+        lines += ["| recipe | what the paper calls it | what |", "|---|---|---|"]
+        for row in paper.rows.values():
+            about = read_toml(row.path)["about"].replace("|", "\\|")
+            lines.append(f"| [{row.name}]({row.key}.toml) | {row.reported.row} | {about} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "parity": parity,
     "six-epochs": scores.six_epochs,
     "multitask": scores.multitask,
+    "papers": papers,
     "fast-plain": scores.fast_plain,
     "speed": tables.speed,
     "goals": tables.goals,

@@ -16,6 +16,7 @@ from minbert.config import (
     SAMPLE,
     ModelConfig,
     OptimizerConfig,
+    PaperConfig,
     Recipe,
     SamplerConfig,
     TrainingConfig,
@@ -189,6 +190,73 @@ def test_what_is_wrong_is_said_with_its_place(text: str, message: str) -> None:
     if not isinstance(table.get("tasks"), dict) or "sst" not in table["tasks"]:
         table["tasks"] = {"sst": {}, **table.get("tasks", {})}
     assert refusal(lambda: parse_recipe(table)).startswith(message)
+
+
+def test_a_base_holds_what_several_recipes_have_in_common(tmp_path: Path) -> None:
+    (tmp_path / "far.toml").write_text(
+        'name = "far"\nabout = "far"\nseed = 9\n[tasks.sts]\nhead = "cosine"\n[training]\nepochs = 5\n'
+    )
+    (tmp_path / "common.toml").write_text(
+        'base = "far.toml"\n[paper]\nrow = "3"\ndev = { sst = 0.5 }\n[tasks.sst]\n[training]\nbatch_size = 8\n[sampler]\nkind = "weighted"\nweights = { sst = 2 }\n'
+    )
+    path = tmp_path / "row.toml"
+    path.write_text('base = "common.toml"\n[tasks.sts]\nloss = "cosine-mse"\n[sampler.weights]\nsts = 3\n')
+    recipe = read_recipe(path, sets=["training.epochs=7"])
+    assert (recipe.name, recipe.about, recipe.seed) == ("row", "", 9)
+    assert [(task.name, task.head, task.loss) for task in recipe.tasks] == [
+        ("sts", "cosine", "cosine-mse"),
+        ("sst", "linear", "cross-entropy"),
+    ]
+    assert recipe.training == TrainingConfig(epochs=7, batch_size=8)
+    assert recipe.sampler.weights == {"sst": 2.0, "sts": 3.0}
+    assert recipe.paper == PaperConfig()
+    assert "base" not in as_dict(recipe)
+
+
+def test_a_base_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.toml", tmp_path / "other.toml"
+    one.write_text('base = "other.toml"\n[tasks.sst]\n')
+    assert refusal(lambda: read_recipe(one)) == f"{other}: no such recipe"
+    other.write_text('base = "one.toml"\n')
+    assert refusal(lambda: read_recipe(one)) == f"{one}: is the base of its own base; expected an end"
+    other.write_text("base = 3\n")
+    assert refusal(lambda: read_recipe(other)).startswith(f"{other}: base is 3; expected a file beside it")
+    assert 'unknown key "base"' in refusal(lambda: parse('base = "x.toml"\n[tasks.sst]'))
+
+
+def test_what_a_paper_reports_comes_back_and_changes_no_run() -> None:
+    text = """
+    [tasks.sst]
+    [paper]
+    row = "14"
+    after = "one/two"
+    dev = { sst = 0.526, sts = -0.009 }
+    overall = { dev = 0.762, test = 0.769 }
+    rule = "2024"
+    note = "a \\"misprint\\""
+    """
+    recipe = parse(text)
+    assert recipe.paper.dev == {"sst": 0.526, "sts": -0.009}
+    assert recipe.paper.test == {}
+    assert parse(to_toml(recipe)) == recipe
+    plain = parse("[tasks.sst]")
+    assert plain.paper == PaperConfig()
+    assert "paper" not in as_dict(plain)
+    assert differences(recipe, plain) == []
+    assert "paper.dev.sst is 52.6; expected -1 to 1" in refusal(lambda: parse("[tasks.sst]\n[paper.dev]\nsst = 52.6"))
+    assert "paper: unknown key" in refusal(lambda: parse('[tasks.sst]\n[paper]\nrows = "14"'))
+
+
+def test_a_task_that_is_not_trained_has_no_part_in_steps() -> None:
+    text = "[tasks.sst]\n[tasks.sts]\ntrained = false\n[sampler]\n"
+    recipe = parse(text + 'kind = "round-robin"\norder = ["sst"]')
+    assert [task.name for task in recipe.trained] == ["sst"]
+    for setting in ('order = ["sst", "sts"]', "weights = { sts = 2 }"):
+        message = refusal(lambda: parse(text + setting))  # noqa: B023
+        assert message.endswith('names "sts", which has trained = false; expected it left out')
+    assert refusal(lambda: parse("[tasks.sts]\ntrained = false")).startswith("recipe: no task is trained: sts")
+    alone = text + 'kind = "all"\n[training]\ngradients = "pcgrad"'
+    assert 'training.gradients is "pcgrad", with one task, sst' in refusal(lambda: parse(alone))
 
 
 # --- --set ----------------------------------------------------------------------------------------------------------

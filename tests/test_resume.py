@@ -44,6 +44,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sequential": {"sampler": {"kind": "sequential"}, "training": {"epochs": 1, "batch_size": 8}},
     "annealed": {"sampler": {"kind": "annealed"}, "training": UNCERTAIN},
     "all": {"sampler": {"kind": "all"}, "training": {**UNCERTAIN, "checkpoint_every": 1, "batch_size": 6}},
+    "thinned": {"sampler": {"kind": "round-robin"}, "training": {"max_steps": 9}},
+    "one-trained": {"tasks": {name: {"trained": False} for name in ("quora", "sts")}, "training": {"batch_size": 4}},
     "mixed": {"sampler": {"kind": "mixed"}, "training": {**UNCERTAIN, "ema": 0.5, "batch_tokens": 300}},
 }
 EVERYTHING: dict[str, Any] = {

@@ -500,3 +500,43 @@ def test_tasks_of_one_row() -> None:
     for variant in VARIANTS:
         steps = list(chain.from_iterable(run(make(variant, tasks, epochs=1, batch_tokens=64))))
         assert all(isinstance(part, Part) and part.rows.tolist() == [0] for step in steps for part in step)
+
+
+# --- a run with fewer steps -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_thinned_run_has_so_many_steps_of_the_whole_one_in_its_order(variant: str) -> None:
+    tasks = sized(a=40, b=23, c=100)
+    every = run(make(variant, tasks))
+    steps = sum(map(len, every))
+    sampler = make(variant, tasks, max_steps=steps // 3)
+    found = run(sampler)
+    assert sum(map(len, found)) == steps // 3
+    assert (plan(sampler).steps, plan(sampler).whole) == (steps // 3, steps)
+    for whole, kept in zip(every, found, strict=True):
+        assert abs(len(kept) - len(whole) / 3) < 1.1  # each epoch keeps its share
+        rest = iter(plain(whole))
+        assert all(step in rest for step in plain(kept))  # a subsequence
+    assert [plain(epoch) for epoch in run(sampler)] == [plain(epoch) for epoch in found]
+
+
+@pytest.mark.parametrize("variant", ["sequential", "round-robin", "round-robin-batch", "proportional"])
+def test_a_thinned_run_keeps_the_share_of_every_task(variant: str) -> None:
+    """Every third step of three tasks in turn would be the same task's each time."""
+    tasks = sized(a=400, b=400, c=400)
+    shares = plan(make(variant, tasks, epochs=2, max_steps=200)).tasks
+    assert {name: task.batches for name, task in shares.items()} == pytest.approx(dict.fromkeys("abc", 200 / 3), abs=20)
+
+
+def test_a_run_that_is_short_enough_is_left_alone() -> None:
+    tasks = sized(a=40, b=23)
+    every = run(make("proportional", tasks))
+    for most in (0, sum(map(len, every)), 10_000):
+        assert [plain(epoch) for epoch in run(make("proportional", tasks, max_steps=most))] == [plain(e) for e in every]
+
+
+def test_fewer_steps_than_epochs() -> None:
+    sampler = make("round-robin", sized(a=8, b=8), epochs=5, max_steps=2)
+    assert sum(plan(sampler).epochs) == 2
+    assert len(plan(sampler).epochs) == 5

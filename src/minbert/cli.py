@@ -18,6 +18,7 @@ from rich.table import Table
 
 from minbert import __version__
 from minbert.console import (
+    ReproductionWatcher,
     RunWatcher,
     err,
     number,
@@ -410,6 +411,73 @@ def errors(
     if out_file is not None:
         write_markdown(found, out_file)
         out.print(f"written: {shown(out_file)}", highlight=False, soft_wrap=True)
+
+
+@app.command(epilog="Example: [bold]minbert reproduce hillebrand --encoder minilm --seeds 3 --data data[/]")
+def reproduce(
+    targets: Annotated[list[str] | None, typer.Argument(help="PAPER or PAPER/ROW; default all.")] = None,
+    encoder: Annotated[str, typer.Option("--encoder", "-e", help="Replaces bert-base-uncased.")] = "minilm",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each row, with the seeds 1, 2, ...")] = 1,
+    budget: Annotated[
+        float | None, typer.Option(min=0, help="Minutes; then what runs is stopped, to go on next time.")
+    ] = None,
+    decisive: Annotated[
+        bool, typer.Option("--decisive", help="Only each paper's best row and the rows that its findings compare.")
+    ] = False,
+    steps_cap: Annotated[
+        int, typer.Option("--steps-cap", min=0, help="At most so many steps a run, thinned evenly; recorded.")
+    ] = 0,
+    set: SetOption = None,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, a process each.")] = 1,
+    keep_models: Annotated[
+        bool, typer.Option("--keep-models", help="Do not remove the models of finished runs.")
+    ] = False,
+    only_page: Annotated[bool, typer.Option("--only-page", help="Run nothing, write the page anew.")] = False,
+    recipes: Annotated[Path, typer.Option(help="Folder of the papers' recipes.")] = Path("recipes"),
+    results: Annotated[Path, typer.Option(help="Folder for one JSON a run.")] = Path("results/reproduction"),
+    runs: Annotated[Path, typer.Option(help="Folder for the runs themselves.")] = Path("runs/reproduction"),
+    page: Annotated[Path, typer.Option(help="The page.")] = Path("docs/reproduction.md"),
+) -> None:
+    """Run the rows of the papers that are missing, and write the page with their numbers and ours."""
+    from minbert.reproduction.figures import draw_all
+    from minbert.reproduction.page import write_page
+    from minbert.reproduction.recipes import choose_rows, find_papers
+    from minbert.reproduction.runs import Outcome, Settings, plan_jobs, run_jobs
+
+    papers = find_papers(recipes)
+    rows = choose_rows(papers, targets or [])
+    if decisive:
+        rows = [row for row in rows if papers[row.paper].rank(row.name) < 2]
+    outcome = Outcome()
+    if not only_page:
+        needs_torch("minbert reproduce")
+        settings = Settings(
+            encoder=encoder,
+            results=results,
+            runs=runs,
+            data=data,
+            device=device,
+            jobs=jobs,
+            sets=tuple(set or ()),
+            steps_cap=steps_cap,
+            budget=float("inf") if budget is None else budget * 60,
+            keep_models=keep_models,
+        )
+        planned = plan_jobs(papers, rows, seeds=seeds)
+        with ReproductionWatcher() as watcher:
+            outcome = run_jobs(planned, settings, watcher)
+        before = len(planned) - sum(map(len, (outcome.done, outcome.failed, outcome.stopped, outcome.left)))
+        out.print(
+            f"{before} were there, {len(outcome.done)} run, {len(outcome.failed)} failed, "
+            f"{len(outcome.stopped)} stopped on the way, {len(outcome.left)} not begun",
+            highlight=False,
+        )
+    write_page(papers, results, page, draw=draw_all)
+    out.print(f"written: {shown(page)}", highlight=False, soft_wrap=True)
+    if outcome.failed or outcome.interrupted:
+        raise typer.Exit(130 if outcome.interrupted else 1)
 
 
 # --- data -----------------------------------------------------------------------------------------------------------

@@ -123,6 +123,8 @@ class TrainingConfig:
     """auto: on a GPU, kernels of our own and steps as CUDA graphs, where they can be used; plain: torch's own."""
     evaluate_every: int = 0
     """Steps between evaluations; 0: at the end of each epoch."""
+    max_steps: int = 0
+    """At most so many steps: a longer run is thinned evenly, each epoch and each task keeps its share; 0: all."""
     train_sample: int = 1000
     """Training rows of each task that are scored beside dev, to show the gap; 0: none."""
     best: Literal["mean", "weighted-mean", "any-improves", "task", "per-task", "last"] = "mean"
@@ -153,6 +155,26 @@ class EnsembleConfig:
 
 
 @dataclass(frozen=True)
+class PaperConfig:
+    """What a paper reports for the row that a recipe stands for. A number that it does not print is left out."""
+
+    row: str = ""
+    """What the paper calls it; empty: the recipe stands for no paper's row."""
+    after: str = ""
+    """The recipe of the row it was built on, "hillebrand/3-cosine-similarity"; empty: a first one."""
+    dev: dict[str, float] = field(default_factory=dict)
+    """Scores by task, as printed."""
+    test: dict[str, float] = field(default_factory=dict)
+    train: dict[str, float] = field(default_factory=dict)
+    overall: dict[str, float] = field(default_factory=dict)
+    """By split."""
+    rule: Literal["2023", "2024"] = "2023"
+    """How the overall score is made: the plain mean, or with a correlation r as (r + 1) / 2."""
+    note: str = ""
+    """Deviations, misprints, and what was guessed because the paper is silent."""
+
+
+@dataclass(frozen=True)
 class Recipe:
     tasks: tuple[Task, ...]
     name: str = "recipe"
@@ -169,6 +191,7 @@ class Recipe:
     stage hands its encoder to the next, and the last of them to the recipe's own tasks; heads start fresh. Its name is
     how --set reaches it: stages.NAME.training.epochs=1."""
     ensemble: EnsembleConfig = EnsembleConfig()
+    paper: PaperConfig = PaperConfig()
 
     def __post_init__(self) -> None:
         """Stages have the seed, the data and the encoder of the whole, also where those were replaced."""
@@ -183,6 +206,11 @@ class Recipe:
     def weighted(self) -> bool:
         """Does a task pool with weights?"""
         return "weighted" in (task.pooling or self.model.pooling for task in self.tasks)
+
+    @property
+    def trained(self) -> tuple[Task, ...]:
+        """The tasks that steps are made of."""
+        return tuple(task for task in self.tasks if task.trained)
 
     def task(self, name: str) -> Task:
         for task in self.tasks:
@@ -218,6 +246,7 @@ LIMITS = {
     "training.cagrad_c": (0, 10),
     "training.ema": (0, 0.999999),
     "training.evaluate_every": (0, math.inf),
+    "training.max_steps": (0, math.inf),
     "training.train_sample": (0, math.inf),
     "training.best_weights": (0, math.inf),
     "training.patience": (0, math.inf),
@@ -227,25 +256,61 @@ LIMITS = {
     "training.snapshots": (0, math.inf),
     "ensemble.runs": (1, math.inf),
     "ensemble.models": (0, math.inf),
+    "paper.dev": (-1, 1),
+    "paper.test": (-1, 1),
+    "paper.train": (-1, 1),
+    "paper.overall": (-1, 1),
 }
 """The least and the most that a setting may be."""
 
 
 def read_recipe(path: str | Path, *, sets: Iterable[str] = (), seed: int | None = None) -> Recipe:
-    """A recipe file, changed by `key=value` settings such as `optimizer.lr=1e-5` or `tasks.sst.head=mlp`."""
+    """A recipe file, changed by `key=value` settings such as `optimizer.lr=1e-5` or `tasks.sst.head=mlp`.
+
+    `base = "common.toml"` names another file beside it, of which the recipe holds only what differs.
+    """
     path = Path(path)
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise MinbertError(f"{shown(path)}: no such recipe") from None
-    except (ValueError, OSError) as error:  # ValueError: no TOML, no UTF-8, or a number beyond Python's limit
-        raise MinbertError(f"{shown(path)}: not a TOML file ({error})") from None
+    raw = _read(path, ())
     raw.setdefault("name", path.stem)
     for setting in sets:
         _apply(raw, setting)
     if seed is not None:
         raw["seed"] = seed
     return parse_recipe(raw, shown(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file holds."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MinbertError(f"{shown(path)}: no such recipe") from None
+    except (ValueError, OSError) as error:  # ValueError: no TOML, no UTF-8, or a number beyond Python's limit
+        raise MinbertError(f"{shown(path)}: not a TOML file ({error})") from None
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """A recipe's tables over those of its base, and of that one's; what they are called and stand for stays theirs."""
+    if path.resolve() in above:
+        raise MinbertError(f"{shown(path)}: is the base of its own base; expected an end")
+    raw = read_toml(path)
+    base = raw.pop("base", None)
+    if base is None:
+        return raw
+    if not isinstance(base, str):
+        raise MinbertError(f'{shown(path)}: base is {base!r}; expected a file beside it, such as "common.toml"')
+    under = _read(path.parent / base, (*above, path.resolve()))
+    return _merged({key: value for key, value in under.items() if key not in ("name", "about", "paper")}, raw)
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged, everything else is replaced. What is below keeps its place: tasks have an order."""
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        merged[key] = _merged(below, value) if both else value  # type: ignore[arg-type]
+    return merged
 
 
 def parse_recipe(raw: Mapping[str, Any], where: str = "recipe") -> Recipe:
@@ -336,7 +401,8 @@ def _lines(recipe: Recipe, keys: Iterable[str], prefix: str = "") -> list[str]:
         if key == "tasks":
             tables += [(f"tasks.{_key(task.name)}", task) for task in value]
         elif dataclasses.is_dataclass(value):
-            tables.append((key, value))
+            if value != PaperConfig():
+                tables.append((key, value))
         elif key != "stages":
             lines.append(f"{key} = {_toml(value)}")
     for name, table in tables:
@@ -355,8 +421,8 @@ def as_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 def differences(one: Recipe, other: Recipe) -> list[str]:
-    """What differs, a line each: `optimizer.lr: 2e-05, was 1e-05`."""
-    left, right = _flat(as_dict(one)), _flat(as_dict(other))
+    """What differs, a line each: `optimizer.lr: 2e-05, was 1e-05`. What a paper reports changes no run."""
+    left, right = (_flat(as_dict(replace(recipe, paper=PaperConfig()))) for recipe in (one, other))
     missing = object()
     lines = [
         f"{key}: {left.get(key, 'nothing')}, was {right.get(key, 'nothing')}"
@@ -380,7 +446,14 @@ def _moved(what: str, one: Iterable[Task | Recipe], other: Iterable[Task | Recip
 
 def _check(recipe: Recipe, where: str) -> None:
     names = [task.name for task in recipe.tasks]
+    trained = [task.name for task in recipe.trained]
     sampler, training = recipe.sampler, recipe.training
+    if not trained:
+        raise MinbertError(f"{where}: no task is trained: {', '.join(names)}; expected one without trained = false")
+    for key, order in {"sampler.order": sampler.order, "sampler.weights": sampler.weights}.items():
+        for name in order:
+            if name in names and name not in trained:
+                raise MinbertError(f'{where}: {key} names "{name}", which has trained = false; expected it left out')
     named = {
         "model.common_tasks": recipe.model.common_tasks,
         "sampler.order": sampler.order,
@@ -400,12 +473,12 @@ def _check(recipe: Recipe, where: str) -> None:
         raise MinbertError(f'{where}: training.best is "task"; expected training.best_task to say which')
     if training.best == "weighted-mean" and not any(training.best_weights.get(name, 1) for name in names):
         raise MinbertError(f"{where}: training.best_weights are all 0; expected one above for at least one task")
-    if sampler.order and set(sampler.order) != set(names):
-        left = ", ".join(sorted(set(names) - set(sampler.order)))
+    if sampler.order and set(sampler.order) != set(trained):
+        left = ", ".join(sorted(set(trained) - set(sampler.order)))
         raise MinbertError(f"{where}: sampler.order leaves out {left}; expected every task at least once")
-    if training.gradients != "sum" and (sampler.kind not in SEVERAL or len(names) < 2):
+    if training.gradients != "sum" and (sampler.kind not in SEVERAL or len(trained) < 2):
         several = " or ".join(f'"{kind}"' for kind in SEVERAL)
-        found = f'sampler.kind "{sampler.kind}"' if len(names) > 1 else f"one task, {names[0]}"
+        found = f'sampler.kind "{sampler.kind}"' if len(trained) > 1 else f"one task, {trained[0]}"
         raise MinbertError(
             f'{where}: training.gradients is "{training.gradients}", with {found}; '
             f"expected several tasks in a step: two tasks or more, and sampler.kind {several}"
@@ -500,6 +573,14 @@ def _task(name: str, row: Any, where: str) -> Task:
     changed = _build(Task, {"kind": BUILT_IN[like].kind, **row}, spot, name=name)
     own = {"name", *row, *(("kind", "label", "classes") if no_labels else ())}
     return replace(changed, **{key: value for key, value in known.items() if key not in own})
+
+
+def from_table(cls: Any, raw: Mapping[str, Any], where: str) -> Any:
+    """A dataclass of plain fields from a TOML table, checked as a recipe's tables are."""
+    needed = {item.name for item in fields(cls) if item.default is item.default_factory is dataclasses.MISSING}
+    if missing := sorted(needed - set(raw)):
+        raise MinbertError(f"{where}: no {', '.join(missing)}; expected {'it' if len(missing) == 1 else 'them'}")
+    return _build(cls, raw, where)
 
 
 def _build(cls: Any, raw: Mapping[str, Any], where: str, **given: Any) -> Any:

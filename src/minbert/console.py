@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -123,6 +124,50 @@ class RunWatcher:
 
     def warn(self, message: str) -> None:
         self.console.print(f"[yellow]warning:[/] {message}", highlight=False, soft_wrap=True)
+
+
+class ReproductionWatcher:
+    """Draws `minbert reproduce`: a table of what runs and how far it is, and a line for each run that ends."""
+
+    def __init__(self, console: Console = err) -> None:
+        self.console = console
+        self.live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
+        self.done = 0
+
+    def __enter__(self) -> ReproductionWatcher:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def looked(self, running: list[Any], waiting: int) -> None:
+        if self.live is None:
+            return
+        title = f"{self.done} done, {len(running)} running, {waiting} waiting"
+        table = Table("row", "seed", "epoch", "step", "loss or dev scores", "minutes", title=title)
+        for one in running:
+            record = one.last_record()
+            numbers = record.get("loss") or record.get("scores", {}).get("dev", {})
+            told = "  ".join(f"{name} {number(value)}" for name, value in numbers.items())
+            minutes = f"{(time.monotonic() - one.started) / 60:.1f}"
+            place = (str(record.get("epoch", "")), f"{record.get('step', 0):,}")
+            table.add_row(one.job.row.key, str(one.job.seed), *place, told, minutes)
+        self.live.update(table, refresh=True)
+
+    def finished(self, job: Any, results: Mapping[str, Any]) -> None:
+        self.done += 1
+        values = {name: found["metrics"][found["metric"]]["value"] for name, found in results["dev"].items()}
+        scores = "  ".join(f"{name} {number(value)}" for name, value in values.items())
+        minutes = f"{results['seconds'] / 60:.1f} min"
+        self.console.print(f"{job.row.key} seed {job.seed}: {scores}  ({minutes})", highlight=False)
+
+    def failed(self, job: Any, why: str) -> None:
+        self.console.print(
+            f"[red]failed:[/] {job.row.key} seed {job.seed}: {escape(why)}", highlight=False, soft_wrap=True
+        )
 
 
 def print_results(results: Mapping[str, Any], console: Console = out) -> None:

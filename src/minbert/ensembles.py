@@ -163,7 +163,8 @@ def train_ensemble(
     for member in together.members:
         member.model.use(precision, kernels=recipe.training.kernels)
     done: dict[str, Any] = {
-        key: sum(results[key] for results in runs.values()) for key in ("steps", "planned_steps", "rows", "seconds")
+        key: sum(results[key] for results in runs.values())
+        for key in ("steps", "planned_steps", "whole_steps", "rows", "seconds")
     }
     done["seconds"] = round(done["seconds"], 1)
     done["members"] = chosen

@@ -332,6 +332,8 @@ def prepare(
     started, rows = time.perf_counter(), 0
     for split in splits:
         for place, task in enumerate(recipe.tasks):
+            if split == "train" and not task.trained and not task.train:
+                continue
             if not getattr(task, split):
                 raise MinbertError(f"[tasks.{task.name}] has no {split} files; expected them")
             watcher.preparing(f"reading {task.name} {split}")
@@ -485,6 +487,7 @@ def _done(trainer: Trainer) -> dict[str, Any]:
     done = {
         "steps": trainer.step,
         "planned_steps": trainer.plan.steps,
+        "whole_steps": trainer.plan.whole,
         "rows": trainer.rows,
         "seconds": round(trainer.seconds, 1),
     }
@@ -520,7 +523,7 @@ def finish(
         decisions[task.name] = choose_decision(task, labels, outputs)
         tuned[task.name] = evaluate_task(task, labels, outputs, rng=rng, decision=decisions[task.name])
         write_predictions(folder, task, prepared.examples["dev"][task.name], dev[task.name])
-        if sample:
+        if task.name in sample:
             rows = sample[task.name]
             seen[task.name] = evaluate_task(task, labels_of(rows), answer(rows), rng=rng, samples=200)
     tasks = {task.name: task for task in recipe.tasks}

@@ -87,6 +87,8 @@ class Task:
     """One factor a class for the loss, for instance to undo a skewed training set."""
     normalise: bool = False
     """Lower-case and set punctuation apart, as the CS224N course does."""
+    trained: bool = True
+    """False: the head is there and is scored, but no step has the task in it."""
     fraction: float = 1.0
     """How much of the training rows an epoch takes: 0.25 a random quarter, drawn anew; 2 each row twice."""
     mask_rate: float = 0.15

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, count, islice
+from itertools import accumulate, chain, count, islice, pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -36,7 +36,7 @@ from minbert.config import SamplerConfig
 from minbert.data.batches import plan_batches
 from minbert.errors import MinbertError, suggest
 
-PASSES, ORDER = 1, 2  # what a generator is for: a task's own rows, or the order among tasks
+PASSES, ORDER, THINNING = 1, 2, 11  # what a generator is for: a task's own rows, the order among tasks, steps to keep
 STEPS: dict[str, Callable[[list[int]], int]] = {"all": sum, "largest": max}  # of an epoch, from the tasks' batches
 
 
@@ -298,6 +298,38 @@ class Mixed(Sampler):
             )
 
 
+@dataclass(frozen=True)
+class Thinned(Sampler):
+    """Another sampler's run with fewer steps: one at random out of each stretch, so that every epoch and every task
+    keeps its share, the order stays, and tasks that take turns are all met.
+    """
+
+    whole: Sampler
+    steps: int
+    """Of the whole run."""
+    kept: tuple[int, ...]
+    """Of each epoch, those that stay."""
+
+    def _epochs(self) -> Iterator[Iterable[Step]]:
+        for epoch, (steps, kept) in enumerate(zip(self.whole.epochs(), self.kept, strict=True)):
+            every = list(steps)
+            rng = np.random.default_rng([self.seed, THINNING, 0, epoch])
+            stretches = np.array_split(np.arange(len(every)), kept) if kept else []
+            yield [every[int(rng.choice(stretch))] for stretch in stretches]
+
+
+def thinned(sampler: Sampler, steps: int) -> Sampler:
+    """The sampler itself if its run has at most so many steps (0: any number), or a run of just so many."""
+    sizes = [sum(1 for _ in epoch) for epoch in sampler.epochs()] if steps else []
+    if sum(sizes) <= steps:
+        return sampler
+    whole = sum(sizes)
+    ends = [round(steps * end / whole) for end in accumulate(sizes, initial=0)]
+    kept = tuple(end - start for start, end in pairwise(ends))
+    inherited = (sampler.config, sampler.streams, sampler.planned_epochs, sampler.budget, sampler.seed)
+    return Thinned(*inherited, whole=sampler, steps=whole, kept=kept)
+
+
 SAMPLERS: dict[str, type[Sampler]] = {
     "sequential": Sequential,
     "round-robin": RoundRobin,
@@ -319,6 +351,7 @@ def make_sampler(
     batch_size: int,
     batch_tokens: int = 0,
     fractions: Mapping[str, float] | None = None,
+    max_steps: int = 0,
     seed: int,
 ) -> Sampler:
     """The sampler that a recipe asks for.
@@ -330,6 +363,7 @@ def make_sampler(
         batch_size: rows of a batch, at most.
         batch_tokens: tokens of a batch, padding counted, at most; 0: only the rows count.
         fractions: how much of a task's rows a pass takes: below 1 a fresh random part, 2 each row twice; default 1.
+        max_steps: a longer run is thinned to so many; 0: none is.
         seed: from which all randomness comes.
     """
     fractions = fractions or {}
@@ -339,7 +373,7 @@ def make_sampler(
         task: Stream(task, index, np.asarray(tokens), fractions.get(task, 1.0), budget, seed)
         for index, (task, tokens) in enumerate(lengths.items())
     }
-    return SAMPLERS[config.kind](config, streams, epochs, budget, seed)
+    return thinned(SAMPLERS[config.kind](config, streams, epochs, budget, seed), max_steps)
 
 
 def _check(
@@ -387,6 +421,8 @@ class Plan:
     epochs: tuple[int, ...]
     """Steps of each epoch."""
     tasks: dict[str, TaskPlan]
+    whole: int
+    """Steps that it would have without `max_steps`."""
 
     @property
     def steps(self) -> int:
@@ -409,4 +445,4 @@ def plan(sampler: Sampler) -> Plan:
         task: TaskPlan(len(stream.lengths), batches[task], rows[task], batches[task] / sum(epochs))
         for task, stream in sampler.streams.items()
     }
-    return Plan(tuple(epochs), tasks)
+    return Plan(tuple(epochs), tasks, sampler.steps if isinstance(sampler, Thinned) else sum(epochs))

@@ -261,8 +261,9 @@ class Ensemble(Predictor):
             if (number, task.views) not in sets:
                 if examples is None:
                     raise MinbertError(f"the members of this ensemble read {name} in several ways; expected its texts")
-                how = {"weights": member.pooling_weights}
-                sets[number, task.views] = tokenize(task, examples, member.tokenizer, member.max_tokens, **how)
+                sets[number, task.views] = tokenize(
+                    task, examples, member.tokenizer, member.max_tokens, weights=member.pooling_weights
+                )
             found.append(member.outputs_of(sets[number, task.views]))
         return self._mean(name, found)
 

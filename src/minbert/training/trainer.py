@@ -91,11 +91,12 @@ class Trainer:
         training = recipe.training
         self.sampler: Sampler = make_sampler(
             recipe.sampler,
-            {name: inputs.lengths for name, inputs in data.items()},
+            {task.name: data[task.name].lengths for task in recipe.trained},
             epochs=training.epochs,
             batch_size=training.batch_size,
             batch_tokens=training.batch_tokens,
-            fractions={task.name: task.fraction for task in recipe.tasks},
+            fractions={task.name: task.fraction for task in recipe.trained},
+            max_steps=training.max_steps,
             seed=recipe.seed,
         )
         self.plan = plan(self.sampler)

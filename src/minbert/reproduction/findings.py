@@ -1,0 +1,92 @@
+"""Did a claim hold? Paired differences over the seeds that both rows have, with a 95% t interval.
+
+verdict = judge(finding, better, worse)     # scores by seed: {1: {"sst": 0.51, "mean": 0.73}, ...}
+verdict.word                                # "held", "did not hold" or "undecided"
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minbert.reproduction.recipes import EVERY_TASK, MEAN, Finding
+
+HELD, DID_NOT_HOLD, UNDECIDED = "held", "did not hold", "undecided"
+MARGIN = 0.01
+"""A row is "no better" than another if it is surely less than a point above it."""
+T975 = (
+    12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139,
+    2.200985, 2.178813, 2.160369, 2.144787, 2.131450, 2.119905, 2.109816, 2.100922, 2.093024, 2.085963,
+)  # fmt: skip
+"""97.5% points of Student's t for 1, 2, ... degrees of freedom; the last serves for more."""
+
+Scores = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Better minus worse on one task, over seeds."""
+
+    on: str
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def half(self) -> float:
+        """Half the width of the 95% interval; infinite for fewer than two seeds."""
+        freedom = len(self.values) - 1
+        if freedom < 1:
+            return math.inf
+        return T975[min(freedom, len(T975)) - 1] * statistics.stdev(self.values) / math.sqrt(freedom + 1)
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half
+
+    def word(self, kind: str) -> str:
+        if len(self.values) < 2:
+            return UNDECIDED
+        if kind == "better":
+            return HELD if self.low > 0 else DID_NOT_HOLD if self.high < 0 else UNDECIDED
+        return DID_NOT_HOLD if self.low > 0 else HELD if self.high < MARGIN else UNDECIDED
+
+
+@dataclass(frozen=True)
+class Verdict:
+    finding: Finding
+    differences: tuple[Difference, ...]
+    """One, or one for each task."""
+
+    @property
+    def word(self) -> str:
+        """Of every task it holds only if it does of each."""
+        words = {difference.word(self.finding.kind) for difference in self.differences} or {UNDECIDED}
+        return next((word for word in (DID_NOT_HOLD, UNDECIDED) if word in words), HELD)
+
+
+def scores_of(results: Mapping[str, Any], rule: str) -> dict[str, float]:
+    """Each task's dev score, and their mean by the paper's rule. A correlation that does not exist counts as 0."""
+    found = {name: one["metrics"][one["metric"]]["value"] for name, one in results["dev"].items()}
+    scores = {name: 0.0 if value is None else float(value) for name, value in found.items()}
+    return {**scores, MEAN: float(results["overall"][rule])}
+
+
+def judge(finding: Finding, better: Mapping[int, Scores], worse: Mapping[int, Scores]) -> Verdict:
+    """What the runs of two rows, by seed, say about a claim."""
+    seeds = sorted(set(better) & set(worse))
+    names = [finding.on]
+    if finding.on == EVERY_TASK:
+        shared = [name for name in better[seeds[0]] if name in worse[seeds[0]]] if seeds else []
+        names = [name for name in shared if name != MEAN]
+    values = {name: tuple(better[seed][name] - worse[seed][name] for seed in seeds) for name in names}
+    return Verdict(finding, tuple(Difference(name, found) for name, found in values.items()))

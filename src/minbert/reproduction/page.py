@@ -1,0 +1,331 @@
+"""docs/reproduction.md: the papers' tables with their numbers and ours, and which of their findings held.
+
+    write_page(find_papers(Path("recipes")), Path("results/reproduction"), Path("docs/reproduction.md"))
+
+Everything on the page comes from the recipes and from results/; what has not been run is said to be so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from minbert.atomic import write_text
+from minbert.errors import MinbertError, shown
+from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, UNDECIDED, Difference, Verdict, judge, scores_of
+from minbert.reproduction.recipes import MEAN, Finding, Paper, Row
+from minbert.reproduction.runs import Job, Settings, made_by
+
+LABELS = {"sst": "SST", "quora": "Quora", "sts": "STS", "cfimdb": "CFIMDB", MEAN: "overall"}
+SEEN_QUORA = ("minilm", "mpnet")
+"""Encoders whose own training had Quora's questions in it."""
+
+INTRO = """\
+# The papers' rows, their numbers and ours
+
+Written by `minbert reproduce`; do not edit. Each row of the papers' tables is a recipe in [recipes/](../recipes/README.md).
+Their numbers are as printed, an empty cell is a number that the paper does not print. Ours are scores on dev, the mean over
+seeds and ± the standard deviation.
+
+What differs from the papers, in every row:
+
+- **The encoder.** They started from bert-base-uncased (12 layers, 110 million parameters). Ours is named above each table;
+  minilm has 6 layers and 22 million parameters, mpnet 12 and 109 million. Both were trained to give sentence vectors, and
+  **both have seen Quora questions** in that training, so that a Quora score of theirs is not one of a fresh model. Their
+  pooler was not part of that training: it is what their own pretraining left.
+- **The training data of Quora.** The course's 141,506 pairs are not to be had; the 127,043 here are another sample, with 60%
+  duplicates where dev has 37%. The recipes do as the papers did and weigh nothing;
+  `--set tasks.quora.class_weights=[1.6,0.6]` corrects for it, and a table made so says it.
+- **The small print.** Where a paper is silent the recipe follows the course's own code (AdamW without weight decay, no
+  warm-up, no clipping, batches of 8, dropout .3); each guess is in the notes below its table. On a GPU products are in bf16.
+
+A finding compares two rows over the seeds that both have: the mean of the paired differences and its 95% t interval. "Better"
+**held** if the interval lies above 0 and **did not hold** if it lies below; "no better" held if the interval ends below
++{margin:g}, and did not hold if it lies above 0. Everything else is **undecided**, and so is every finding with one seed. A
+correlation that does not exist, because all answers are the same, counts as 0.
+"""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The results of one row with one encoder, by seed."""
+
+    row: Row
+    encoder: str
+    by_seed: Mapping[int, Mapping[str, Any]]
+
+    @cached_property
+    def scores(self) -> dict[int, dict[str, float]]:
+        return {seed: scores_of(one, self.row.reported.rule) for seed, one in self.by_seed.items()}
+
+    def values(self, task: str) -> list[float]:
+        return [scores[task] for scores in self.scores.values() if task in scores]
+
+    @cached_property
+    def conditions(self) -> set[str]:
+        """What was changed on the command line, in words."""
+        return {_condition(one["reproduction"]) for one in self.by_seed.values()}
+
+    @cached_property
+    def is_current(self) -> bool:
+        """Was all of it made by the recipe as it is now?"""
+        for seed, one in self.by_seed.items():
+            changed = one["reproduction"]
+            settings = Settings(self.encoder, sets=tuple(changed["set"]), steps_cap=changed["steps_cap"])
+            try:
+                if not made_by(one, Job(self.row, seed).recipe(settings), settings):
+                    return False
+            except MinbertError:
+                return False
+        return True
+
+
+Results = dict[str, dict[str, Found]]
+"""By encoder and row."""
+
+
+def load_results(papers: Mapping[str, Paper], folder: Path) -> Results:
+    """Everything that was run, the encoder with most of it first."""
+    found: Results = {}
+    for place in sorted(folder.iterdir()) if folder.is_dir() else []:
+        rows: dict[str, Found] = {}
+        for row in (row for paper in papers.values() for row in paper.rows.values()):
+            paths = sorted((place / row.paper / row.name).glob("seed*.json"))
+            by_seed = {int(path.stem.removeprefix("seed")): _read(path) for path in paths}
+            if by_seed:
+                rows[row.key] = Found(row, place.name, dict(sorted(by_seed.items())))
+        if rows:
+            found[place.name] = rows
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise MinbertError(f"{shown(path)}: not JSON ({error}); expected what minbert reproduce wrote") from None
+
+
+def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
+    """What the runs say about each finding. Runs under different conditions are not compared."""
+
+    def scores(name: str, other: str) -> dict[int, dict[str, float]]:
+        mine, its = (found.get(f"{paper.name}/{row}") for row in (name, other))
+        if mine is None or its is None or len(mine.conditions | its.conditions) > 1:
+            return {}
+        return mine.scores
+
+    return [judge(one, scores(one.better, one.worse), scores(one.worse, one.better)) for one in paper.claims.findings]
+
+
+def write_page(
+    papers: Mapping[str, Paper], results: Path, page: Path, *, draw: Callable[..., list[Path]] | None = None
+) -> None:
+    """The page and, if `draw` is given, its figures, in images/reproduction beside it."""
+    found = load_results(papers, results)
+    images = page.parent / "images" / "reproduction"
+    if draw is not None:
+        draw(papers, found, images)
+    write_text(page, build_page(papers, found, page.parent))
+
+
+def build_page(papers: Mapping[str, Paper], results: Results, folder: Path) -> str:
+    """The whole page; `folder` is where it will lie."""
+    parts = [INTRO.format(margin=MARGIN), _summary(papers, results), _picture(folder, "samplers", SCHEDULES)]
+    parts += [_section(paper, results, folder) for paper in papers.values()]
+    return "\n".join(part for part in parts if part)
+
+
+SCHEDULES = "Two epochs of each sampler over three made-up datasets of 6, 20 and 4 batches: which task each step has"
+
+
+def _summary(papers: Mapping[str, Paper], results: Results) -> str:
+    """How many rows were run and how many findings held, an encoder a line."""
+    total = sum(len(paper.rows) for paper in papers.values())
+    if not results:
+        return f"**Nothing has been run yet**: {total} rows wait for `minbert reproduce --encoder minilm --data DIR`.\n"
+    lines = ["| encoder | rows run | runs | held | did not hold | undecided |", "|---|---|---|---|---|---|"]
+    for encoder, found in results.items():
+        words = Counter(verdict.word for paper in papers.values() for verdict in verdicts(paper, found))
+        runs = sum(len(row.by_seed) for row in found.values())
+        counts = " | ".join(str(words[word]) for word in (HELD, DID_NOT_HOLD, UNDECIDED))
+        lines.append(f"| {encoder} | {len(found)} of {total} | {runs} | {counts} |")
+    return "\n".join([*lines, ""])
+
+
+def _section(paper: Paper, results: Results, folder: Path) -> str:
+    parts = [f"## {paper.claims.title if paper.claims.best else 'Beyond the papers'}", ""]
+    mine = {encoder: _of(paper, found) for encoder, found in results.items()}
+    mine = {encoder: found for encoder, found in mine.items() if found}
+    if not mine:
+        parts += ["**Not run yet.**", "", *_table(paper, {}, folder), ""]
+        parts += [*_findings(paper, {}), ""] if paper.claims.findings else []
+    for place, (encoder, found) in enumerate(mine.items()):
+        parts += [f"### {paper.name} with {encoder}", "", *_conditions(encoder, found), ""]
+        parts += [*_table(paper, found, folder, every=place == 0), ""]
+        missing = [row for row in paper.rows.values() if row.key not in found]
+        if missing:
+            parts += ["Not run: " + ", ".join(f"`{row.name}`" for row in missing) + ".", ""]
+        parts.append(_picture(folder, f"{paper.name}-{encoder}", f"{paper.name}, {encoder}: score of each row"))
+        parts.append(_picture(folder, f"{paper.name}-{encoder}-saving", SAVING_TEXT))
+        if paper.claims.findings:
+            parts += [*_findings(paper, found), ""]
+    notes = [f"- {_link(row, folder)}: {row.reported.note}" for row in paper.rows.values() if row.reported.note]
+    if notes:
+        parts += ["<details><summary>Notes: deviations, misprints, guesses</summary>", "", *notes, "", "</details>", ""]
+    return "\n".join(part for part in parts if part is not None)
+
+
+SAVING_TEXT = "Score of the model kept so far, after each epoch, by the two saving rules; thin: the model of that epoch"
+
+
+def _of(paper: Paper, found: Mapping[str, Found]) -> dict[str, Found]:
+    return {row.key: found[row.key] for row in paper.rows.values() if row.key in found}
+
+
+def _condition(changed: Mapping[str, Any]) -> str:
+    cap = f"at most {changed['steps_cap']:,} steps a run" if changed["steps_cap"] else "whole runs"
+    return cap + "".join(f", `{setting}`" for setting in changed["set"])
+
+
+def _conditions(encoder: str, found: Mapping[str, Found]) -> list[str]:
+    """Under which conditions, on which data and machine the rows were run."""
+    named = Counter(condition for row in found.values() for condition in row.conditions)
+    lines = []
+    if len(named) == 1:
+        lines.append(f"All of them: {next(iter(named))}.")
+    else:
+        for condition in named:
+            rows = ", ".join(f"`{one.row.name}`" for one in found.values() if condition in one.conditions)
+            lines.append(f"- {condition}: {rows}")
+    if any(one["reproduction"]["steps_cap"] for row in found.values() for one in row.by_seed.values()):
+        lines.append("A longer run was thinned evenly to the cap, so that each epoch and each task keeps its share.")
+    if encoder in SEEN_QUORA:
+        lines.append(f"{encoder} has seen Quora questions in its own training.")
+    every = [one for row in found.values() for one in row.by_seed.values()]
+    devices = sorted({str(one["environment"]["device_name"]) for one in every})
+    commits = sorted({str(one["environment"]["commit"]) for one in every})
+    hours = sum(one["seconds"] for one in every) / 3600
+    lines.append(
+        f"{len(every)} runs, {hours:.1f} hours of training on {', '.join(devices)}; commits {', '.join(commits)}."
+    )
+    sizes = {task: note["rows"] for one in every for task, note in one["data"].get("train", {}).items()}
+    if sizes:
+        lines.append(
+            f"Training rows: {', '.join(f'{LABELS.get(task, task)} {size:,}' for task, size in sizes.items())}."
+        )
+    old = [f"`{one.row.name}`" for one in found.values() if not one.is_current]
+    if old:
+        lines.append(f"Made before the recipe was last changed: {', '.join(old)}.")
+    return lines
+
+
+def tasks_of(paper: Paper, found: Mapping[str, Found]) -> list[str]:
+    """The columns: the tasks that the paper or our runs have scores of, and the mean."""
+    theirs = {task for row in paper.rows.values() for task in row.reported.dev}
+    ours = {task for row in found.values() for scores in row.scores.values() for task in scores}
+    return [task for task in LABELS if task in theirs | ours | {MEAN}]
+
+
+def _table(paper: Paper, found: Mapping[str, Found], folder: Path, *, every: bool = True) -> list[str]:
+    tasks = tasks_of(paper, found)
+    head = "".join(f" {LABELS[task]}, theirs | ours |" for task in tasks)
+    lines = [f"| row |{head} seeds | steps |", "|---|" + "---|" * (2 * len(tasks) + 2)]
+    for row in paper.rows.values():
+        ours = found.get(row.key)
+        if ours is None and not every:
+            continue
+        cells = []
+        for task in tasks:
+            reported = row.reported.overall.get("dev") if task == MEAN else row.reported.dev.get(task)
+            shown_here = ours is not None and (task != MEAN or len(next(iter(ours.scores.values()))) > 2)
+            cells += [_printed(reported), _spread(ours.values(task)) if ours is not None and shown_here else ""]
+        best = "**" if row.name == paper.claims.best else ""
+        label = f"{best}{_link(row, folder)}{best}"
+        lines.append("| " + " | ".join([label, *cells, str(len(ours.by_seed)) if ours else "", _steps(ours)]) + " |")
+    tested = [row for row in paper.rows.values() if row.reported.test or "test" in row.reported.overall]
+    for row in tested:
+        scores = {**row.reported.test, MEAN: row.reported.overall.get("test")}
+        told = ", ".join(f"{LABELS[task]} {_printed(value)}" for task, value in scores.items() if value is not None)
+        lines += [
+            "",
+            f"Their test scores of {_link(row, folder)}: {told}. The test labels are not public; ours are dev only.",
+        ]
+    return lines
+
+
+def _steps(found: Found | None) -> str:
+    if found is None:
+        return ""
+    one = next(iter(found.by_seed.values()))
+    planned, whole = one.get("planned_steps"), one.get("whole_steps")
+    if planned is None:
+        return ""
+    return f"{planned:,}" if whole in (None, planned) else f"{planned:,} of {whole:,}"
+
+
+def _findings(paper: Paper, found: Mapping[str, Found]) -> list[str]:
+    lines = ["| finding | on | theirs | ours, 95% interval | seeds | verdict |", "|---|---|---|---|---|---|"]
+    for verdict in verdicts(paper, found):
+        one = verdict.finding
+        ours = "<br>".join(
+            _interval(difference, several=len(verdict.differences) > 1) for difference in verdict.differences
+        )
+        seeds = max((len(difference.values) for difference in verdict.differences), default=0)
+        rows = f"`{one.better}` {'over' if one.kind == 'better' else 'no better than'} `{one.worse}`"
+        on = LABELS.get(one.on, one.on)
+        lines.append(
+            f"| {one.claim} ({one.where}; {rows}) | {on} | {_their_difference(paper, one)} | {ours} | {seeds} | "
+            f"**{verdict.word}** |"
+        )
+    return lines
+
+
+def _their_difference(paper: Paper, finding: Finding) -> str:
+    better, worse = (paper.rows[name].reported for name in (finding.better, finding.worse))
+    shared = [task for task in better.dev if task in worse.dev]
+    if finding.on == MEAN:
+        pairs = [("", better.overall.get("dev"), worse.overall.get("dev"))]
+    else:
+        tasks = [finding.on] if finding.on in LABELS else shared
+        several = len(tasks) > 1
+        pairs = [(f"{LABELS[t]} " if several else "", better.dev.get(t), worse.dev.get(t)) for t in tasks]
+    return "<br>".join(f"{label}{a - b:+.3f}" for label, a, b in pairs if a is not None and b is not None)
+
+
+def _interval(difference: Difference, *, several: bool) -> str:
+    label = f"{LABELS.get(difference.on, difference.on)} " if several else ""
+    if not difference.values:
+        return ""
+    ends = f" ({difference.low:+.3f} to {difference.high:+.3f})" if math.isfinite(difference.half) else ""
+    return f"{label}{difference.mean:+.3f}{ends}"
+
+
+def _printed(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.3f}{spread}"
+
+
+def _link(row: Row, folder: Path) -> str:
+    name = row.reported.row or row.name
+    return f"[{name}]({Path(os.path.relpath(row.path, folder)).as_posix()})"
+
+
+def _picture(folder: Path, name: str, text: str) -> str:
+    """A figure, where it was drawn."""
+    place = Path("images") / "reproduction" / f"{name}.svg"
+    return f"![{text}]({place.as_posix()})\n" if (folder / place).exists() else ""

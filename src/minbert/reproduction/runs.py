@@ -1,0 +1,284 @@
+"""Run what is missing: every (row, seed) in a process of its own, several side by side, until all is done or time is up.
+
+    jobs = plan_jobs(papers, rows, seeds=3)
+    outcome = run_jobs(jobs, settings, watcher)
+
+A finished run leaves RESULTS/ENCODER/PAPER/ROW/seedN.json: its results.json, with the history of its evaluations and
+what was changed on the command line. A run counts as done if such a file is there and was made by the very recipe that
+would be run now; a run that was stopped goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from minbert.config import Recipe, as_dict, differences, parse_recipe, read_recipe
+from minbert.errors import MinbertError, shown
+from minbert.evaluation.results import read_results, write_json
+from minbert.reproduction.recipes import Paper, Row
+from minbert.training.metrics_log import read_metrics
+
+PATIENCE = 30.0  # seconds that a run has to end once it was asked to
+TAIL = 8192  # bytes at the end of metrics.jsonl that hold its last line
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run, the same for all."""
+
+    encoder: str
+    results: Path = Path("results/reproduction")
+    runs: Path = Path("runs/reproduction")
+    data: str | None = None
+    device: str = "auto"
+    jobs: int = 1
+    """Processes side by side."""
+    sets: tuple[str, ...] = ()
+    """Changes of every recipe, as `minbert train --set` takes them."""
+    steps_cap: int = 0
+    """`training.max_steps` of every run, and of each of its stages; 0: whole runs."""
+    budget: float = math.inf
+    """Seconds after which nothing is started, and what runs is stopped."""
+    keep_models: bool = False
+    poll: float = 0.3
+    """Seconds between looks at the processes."""
+    trainer: tuple[str, ...] = (sys.executable, "-m", "minbert", "train")
+    """The command that trains a recipe."""
+
+    @property
+    def encoder_name(self) -> str:
+        """The last part of a hub id or a folder."""
+        return self.encoder.rstrip("/").rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training."""
+
+    row: Row
+    seed: int
+
+    def result(self, settings: Settings) -> Path:
+        return settings.results / settings.encoder_name / self.row.paper / self.row.name / f"seed{self.seed}.json"
+
+    def folder(self, settings: Settings) -> Path:
+        return settings.runs / settings.encoder_name / self.row.paper / self.row.name / f"seed{self.seed}"
+
+    def changes(self, settings: Settings) -> list[str]:
+        """What the command line changes in the recipe."""
+        sets = [f"model.encoder={settings.encoder}", *settings.sets]
+        if settings.steps_cap:
+            stages = getattr(read_recipe(self.row.path, sets=sets), "stages", ())
+            tables = ["training", *(f"stages.{stage.name}.training" for stage in stages)]
+            sets += [f"{table}.max_steps={settings.steps_cap}" for table in tables]
+        return sets
+
+    def recipe(self, settings: Settings) -> Recipe:
+        return read_recipe(self.row.path, sets=self.changes(settings), seed=self.seed)
+
+
+def plan_jobs(papers: Mapping[str, Paper], rows: Iterable[Row], *, seeds: int) -> list[Job]:
+    """The most telling first: each paper's best row, rows that findings need, the others; then all that with more seeds."""
+    jobs = [Job(row, seed) for seed in range(1, seeds + 1) for row in rows]
+    return sorted(jobs, key=lambda job: (job.seed > 1, papers[job.row.paper].rank(job.row.name), job.seed))
+
+
+def is_done(job: Job, settings: Settings) -> bool:
+    """Is there a result of this very recipe?"""
+    try:
+        found = json.loads(job.result(settings).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return made_by(found, job.recipe(settings), settings)
+
+
+def made_by(results: Mapping[str, Any], recipe: Recipe, settings: Settings) -> bool:
+    """Were these results made by this recipe, whatever has been written about it since?"""
+    try:
+        before = parse_recipe(results["recipe"])
+    except (KeyError, MinbertError):  # of a version whose recipes said other things
+        return False
+    now = _portable(recipe, settings)
+    return not differences(replace(now, about=before.about), before)
+
+
+def _portable(recipe: Recipe, settings: Settings) -> Recipe:
+    """Without the place of the encoder on this machine."""
+    return replace(recipe, model=replace(recipe.model, encoder=settings.encoder_name))
+
+
+@dataclass
+class Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    folder: Path
+    started: float = field(default_factory=time.monotonic)
+
+    def last_record(self) -> dict[str, Any]:
+        """The newest line of the run's metrics; empty before the first."""
+        try:
+            with (self.folder / "metrics.jsonl").open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - TAIL))
+                lines = file.read().split(b"\n")[:-1]  # what follows the last line's end is not yet whole
+            return dict(json.loads(lines[-1])) if lines else {}
+        except (OSError, ValueError):
+            return {}
+
+
+class Watcher(Protocol):
+    """Is told how it goes."""
+
+    def looked(self, running: list[Running], waiting: int) -> None: ...
+    def finished(self, job: Job, results: Mapping[str, Any]) -> None: ...
+    def failed(self, job: Job, why: str) -> None: ...
+
+
+@dataclass
+class Outcome:
+    done: list[Job] = field(default_factory=list)
+    failed: list[Job] = field(default_factory=list)
+    stopped: list[Job] = field(default_factory=list)
+    """Under way when time was up; the next call goes on with them."""
+    left: list[Job] = field(default_factory=list)
+    """Not begun."""
+    interrupted: bool = False
+
+
+def run_jobs(jobs: Iterable[Job], settings: Settings, watcher: Watcher) -> Outcome:
+    """Run what is not done, in order, until all is done, the budget is spent, or Ctrl-C."""
+    outcome = Outcome(left=[job for job in jobs if not is_done(job, settings)])
+    deadline = time.monotonic() + settings.budget
+    running: list[Running] = []
+    try:
+        while (outcome.left or running) and time.monotonic() < deadline:
+            while outcome.left and len(running) < settings.jobs:
+                running.append(start(outcome.left[0], settings))
+                del outcome.left[0]
+            watcher.looked(running, len(outcome.left))
+            time.sleep(settings.poll)
+            for one in [one for one in running if one.process.poll() is not None]:
+                running.remove(one)
+                _settle(one, settings, outcome, watcher)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+    finally:
+        stop(running)
+        for one in running:
+            _settle(one, settings, outcome, watcher, was_stopped=True)
+        watcher.looked([], len(outcome.left))
+    return outcome
+
+
+def start(job: Job, settings: Settings) -> Running:
+    """A process that trains, or goes on where an earlier one was stopped."""
+    folder = job.folder(settings)
+    command = [*settings.trainer, str(job.row.path), "--seed", str(job.seed)]
+    command += ["--out", str(folder), "--device", settings.device]
+    command += ["--data", settings.data] if settings.data else []
+    for setting in job.changes(settings):
+        command += ["--set", setting]
+    command.append("--resume" if _same_run(folder, job.recipe(settings)) else "--overwrite")
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "160"}
+    if settings.jobs > 1:
+        environment["OMP_NUM_THREADS"] = "1"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with log_of(folder).open("ab") as log:
+        # A session of its own: Ctrl-C reaches us alone, and we pass it on
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    return Running(job, process, folder)
+
+
+def log_of(folder: Path) -> Path:
+    """What a run prints."""
+    return folder.with_suffix(".log")
+
+
+def _same_run(folder: Path, recipe: Recipe) -> bool:
+    """Was the run in the folder started with this recipe?"""
+    try:
+        return not differences(recipe, read_recipe(folder / "recipe.toml"))
+    except MinbertError:
+        return False
+
+
+def stop(running: Iterable[Running]) -> None:
+    """Ask runs to end, as Ctrl-C would, and wait; one that does not is ended."""
+    for one in running:
+        if one.process.poll() is None:
+            one.process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + PATIENCE
+    for one in running:
+        try:
+            one.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            one.process.kill()
+            one.process.wait()
+
+
+def _settle(one: Running, settings: Settings, outcome: Outcome, watcher: Watcher, *, was_stopped: bool = False) -> None:
+    """File a process that has ended."""
+    job = one.job
+    if one.process.returncode == 0:
+        outcome.done.append(job)
+        watcher.finished(job, collect(job, settings))
+    elif was_stopped:
+        outcome.stopped.append(job)
+    else:
+        outcome.failed.append(job)
+        watcher.failed(job, _last_words(log_of(one.folder)))
+
+
+def collect(job: Job, settings: Settings) -> dict[str, Any]:
+    """The run's results, its history and what was changed, into results/; what only a run needs is removed."""
+    folder = job.folder(settings)
+    results = read_results(folder)
+    metrics = folder / "metrics.jsonl"
+    evaluations = (
+        [record for record in read_metrics(metrics) if record["kind"] == "evaluation"] if metrics.exists() else []
+    )
+    content = {
+        **results,
+        "encoder": settings.encoder_name,
+        "recipe": as_dict(_portable(job.recipe(settings), settings)),
+        "data": _without_folders(results["data"]),
+        "reproduction": {
+            "row": job.row.key,
+            "set": list(settings.sets),
+            "steps_cap": settings.steps_cap,
+            "history": [
+                {key: one[key] for key in ("step", "epoch", "scores", "kept", "seconds")} for one in evaluations
+            ],
+        },
+    }
+    write_json(job.result(settings), content)
+    for name in ("checkpoints", *(() if settings.keep_models else ("model", "models"))):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return content
+
+
+def _without_folders(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """The files that were read by their names alone: where they lie is nobody else's concern."""
+    return {
+        split: {
+            task: {**note, "files": {Path(path).name: digest for path, digest in note["files"].items()}}
+            for task, note in tasks.items()
+        }
+        for split, tasks in notes.items()
+    }
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return f"{shown(log)}: {lines[-1] if lines else 'nothing was printed'}"

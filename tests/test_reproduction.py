@@ -1,0 +1,555 @@
+"""`minbert reproduce`: what is run and in which order, what is skipped, how it is stopped and goes on, what the findings
+are judged by, and the page. Most runs here are a script that only pretends to train.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minbert import cli
+from minbert.config import SamplerConfig
+from minbert.errors import MinbertError
+from minbert.reproduction.figures import SCHEDULES, draw_all, kept_scores, schedule
+from minbert.reproduction.findings import T975, Difference, judge, scores_of
+from minbert.reproduction.page import build_page, load_results, write_page
+from minbert.reproduction.recipes import Finding, Paper, choose_rows, find_papers
+from minbert.reproduction.runs import Job, Running, Settings, is_done, plan_jobs, run_jobs
+
+ROOT = Path(__file__).parent.parent
+COMMON = """
+[tasks.sst]
+train = "sentiment-train.tsv"
+dev = "sentiment-dev.tsv"
+test = []
+[tasks.sts]
+train = "similarity-train.tsv"
+dev = "similarity-dev.tsv"
+test = []
+[training]
+epochs = 2
+batch_size = 8
+train_sample = 8
+"""
+ROWS = {
+    "smith/common.toml": COMMON,
+    "smith/1-plain.toml": 'base = "common.toml"\n[paper]\nrow = "Plain"\ndev = { sst = 0.4, sts = 0.5 }\noverall = { dev = 0.45 }\n',
+    "smith/2-mean.toml": """
+base = "common.toml"
+[model]
+pooling = "mean"
+[paper]
+row = "Mean"
+after = "smith/1-plain"
+dev = { sst = 0.5, sts = 0.7 }
+overall = { dev = 0.6, test = 0.61 }
+test = { sst = 0.51 }
+note = "A guess."
+""",
+    "smith/3-other.toml": 'base = "common.toml"\n[paper]\nrow = "Other"\n[optimizer]\nlr = 1e-4\n',
+    "smith/findings.toml": """
+title = "Smith, On Vectors"
+best = "2-mean"
+[[findings]]
+claim = "The mean is better."
+where = "section 3"
+better = "2-mean"
+worse = "1-plain"
+on = "mean"
+[[findings]]
+claim = "It is no better on SST."
+better = "2-mean"
+worse = "1-plain"
+on = "sst"
+kind = "no better"
+""",
+    "afterwards/one.toml": 'base = "../smith/common.toml"\n[paper]\nrow = "One"\n',
+    "alone.toml": "[tasks.sst]\n",
+}
+# Stands for `minbert train`: writes what a run leaves behind, or waits, or fails, as a file beside the recipe says.
+PRETENDER = """
+import json, sys, time
+from pathlib import Path
+words = sys.argv[1:]
+recipe, out = Path(words[0]), Path(words[words.index("--out") + 1])
+(recipe.parent / f"{recipe.stem}.calls").open("a").write(" ".join(words) + chr(10))
+out.mkdir(parents=True, exist_ok=True)
+sys.path.insert(0, SOURCE)
+from minbert.config import read_recipe, to_toml, as_dict
+sets = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+resolved = read_recipe(recipe, sets=sets, seed=int(words[words.index("--seed") + 1]))
+(out / "recipe.toml").write_text(to_toml(resolved))
+if (recipe.parent / f"{recipe.stem}.fails").exists():
+    print("error: the dog ate it")
+    sys.exit(2)
+if (recipe.parent / f"{recipe.stem}.waits").exists():
+    print("waiting", flush=True)
+    (out / "waiting").touch()
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        sys.exit(130)
+(out / "checkpoints").mkdir(exist_ok=True)
+(out / "model").mkdir(exist_ok=True)
+score = 0.3 + 0.1 * (resolved.model.pooling == "mean") + 0.001 * resolved.seed
+found = {"rows": 3, "metric": "accuracy", "metrics": {"accuracy": {"value": score, "low": 0, "high": 1}}}
+note = {"rows": 24, "skipped": {}, "truncated": {"texts": 0, "tokens": 0}, "files": {"/home/me/data/sst.tsv": "ab"}}
+results = {"name": resolved.name, "encoder": resolved.model.encoder, "dev": {"sst": found, "sts": found},
+    "overall": {"2023": score, "2024": score}, "seconds": 7.0, "planned_steps": 6, "whole_steps": 12,
+    "data": {"train": {"sst": note, "sts": note}}, "recipe": as_dict(resolved),
+    "environment": {"device_name": "abacus", "commit": "abc"}}
+(out / "results.json").write_text(json.dumps(results))
+records = [{"kind": "train", "step": 1}]
+for epoch in (1, 2):
+    records.append({"kind": "evaluation", "step": 3 * epoch, "epoch": epoch, "kept": ["model"] * (epoch == 1),
+        "scores": {"dev": {"sst": score - epoch, "sts": None}}, "seconds": 1.0})
+(out / "metrics.jsonl").write_text("".join(json.dumps(record) + chr(10) for record in records))
+"""
+
+
+@pytest.fixture
+def recipes(tmp_path: Path) -> Path:
+    folder = tmp_path / "recipes"
+    for name, text in ROWS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def papers(recipes: Path) -> dict[str, Paper]:
+    return find_papers(recipes)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    script = tmp_path / "pretender.py"
+    script.write_text(PRETENDER.replace("SOURCE", repr(str(ROOT / "src"))), encoding="utf-8")
+    return Settings(
+        "/home/me/encoders/tiny",
+        results=tmp_path / "results",
+        runs=tmp_path / "runs",
+        trainer=(sys.executable, str(script)),
+        poll=0.02,
+    )
+
+
+class Listener:
+    """Remembers what it is told; presses Ctrl-C when a run has come so far that it waits."""
+
+    def __init__(self, *, interrupt: bool = False) -> None:
+        self.interrupt = interrupt
+        self.done: list[str] = []
+        self.why: list[str] = []
+        self.most = 0
+
+    def looked(self, running: list[Running], _waiting: int) -> None:
+        self.most = max(self.most, len(running))
+        if self.interrupt and running and all((one.folder / "waiting").exists() for one in running):
+            raise KeyboardInterrupt
+
+    def finished(self, job: Job, _results: Mapping[str, Any]) -> None:
+        self.done.append(f"{job.row.name}:{job.seed}")
+
+    def failed(self, _job: Job, why: str) -> None:
+        self.why.append(why)
+
+
+def jobs_of(papers: Mapping[str, Paper], *targets: str, seeds: int = 1) -> list[Job]:
+    return plan_jobs(papers, choose_rows(papers, targets), seeds=seeds)
+
+
+def calls(recipes: Path, row: str) -> list[str]:
+    path = recipes / f"{row}.calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+# --- which rows, in which order -------------------------------------------------------------------------------------
+
+
+def test_papers_are_folders_and_bases_are_no_rows(papers: dict[str, Paper]) -> None:
+    assert {name: list(paper.rows) for name, paper in papers.items()} == {
+        "smith": ["1-plain", "2-mean", "3-other"],
+        "afterwards": ["one"],
+    }
+    assert papers["smith"].rows["2-mean"].reported.dev == {"sst": 0.5, "sts": 0.7}
+    assert papers["smith"].claims.findings[1].kind == "no better"
+    assert papers["afterwards"].claims.findings == ()
+
+
+def test_the_most_telling_rows_come_first_and_more_seeds_last(papers: dict[str, Paper]) -> None:
+    order = [f"{job.row.name}:{job.seed}" for job in jobs_of(papers, seeds=3)]
+    assert order == [
+        *("2-mean:1", "1-plain:1", "3-other:1", "one:1"),
+        *("2-mean:2", "2-mean:3", "1-plain:2", "1-plain:3"),
+        *("3-other:2", "one:2", "3-other:3", "one:3"),
+    ]
+
+
+def test_rows_by_name(papers: dict[str, Paper]) -> None:
+    assert [row.key for row in choose_rows(papers, ["smith/3-other", "smith"])] == [
+        "smith/3-other",
+        "smith/1-plain",
+        "smith/2-mean",
+    ]
+    with pytest.raises(MinbertError, match=r'no paper "smit" \(did you mean "smith"\?\); expected one of: smith, '):
+        choose_rows(papers, ["smit"])
+    with pytest.raises(MinbertError, match=r'smith has no row "2-meen" \(did you mean "2-mean"\?\)'):
+        choose_rows(papers, ["smith/2-meen"])
+
+
+def test_claims_about_rows_that_are_not_there(recipes: Path) -> None:
+    path = recipes / "smith" / "findings.toml"
+    path.write_text(path.read_text().replace('worse = "1-plain"', 'worse = "1-plane"'))
+    with pytest.raises(MinbertError, match=r'findings.toml: no row "1-plane" \(did you mean "1-plain"\?\)'):
+        find_papers(recipes)
+    path.write_text('best = "2-mean"')
+    with pytest.raises(MinbertError, match=r"findings.toml: no title; expected it"):
+        find_papers(recipes)
+    with pytest.raises(MinbertError, match=r"no recipes of papers"):
+        find_papers(recipes / "smith")
+
+
+# --- running --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_run_and_nothing_twice(papers: dict[str, Paper], recipes: Path, settings: Settings) -> None:
+    listener = Listener()
+    outcome = run_jobs(jobs_of(papers), replace(settings, jobs=2), listener)
+    assert sorted(listener.done) == ["1-plain:1", "2-mean:1", "3-other:1", "one:1"]
+    assert listener.most == 2
+    assert not (outcome.failed or outcome.left or outcome.stopped or outcome.interrupted)
+    again = run_jobs(jobs_of(papers, seeds=2), settings, Listener())
+    assert [job.seed for job in again.done] == [2, 2, 2, 2]
+    assert len(calls(recipes, "smith/1-plain")) == 2
+
+
+def test_a_result_holds_what_is_needed_and_nothing_of_this_machine(
+    papers: dict[str, Paper], settings: Settings
+) -> None:
+    changed = replace(settings, sets=("optimizer.lr=1e-4",), steps_cap=6)
+    (job,) = jobs_of(papers, "smith/2-mean")
+    run_jobs([job], changed, Listener())
+    path = settings.results / "tiny" / "smith" / "2-mean" / "seed1.json"
+    assert path == job.result(settings)
+    text = path.read_text()
+    assert "/home/me" not in text
+    found = json.loads(text)
+    assert found["reproduction"]["row"] == "smith/2-mean"
+    assert (found["reproduction"]["set"], found["reproduction"]["steps_cap"]) == (["optimizer.lr=1e-4"], 6)
+    assert [one["kept"] for one in found["reproduction"]["history"]] == [["model"], []]
+    assert found["data"]["train"]["sst"]["files"] == {"sst.tsv": "ab"}
+    assert (found["recipe"]["training"]["max_steps"], found["recipe"]["optimizer"]["lr"]) == (6, 1e-4)
+    assert found["recipe"]["paper"]["note"] == "A guess."
+    assert (found["environment"]["commit"], found["seconds"]) == ("abc", 7.0)
+    folder = job.folder(settings)
+    assert not (folder / "checkpoints").exists() and not (folder / "model").exists()
+
+
+def test_models_are_kept_on_request(papers: dict[str, Paper], settings: Settings) -> None:
+    (job,) = jobs_of(papers, "smith/2-mean")
+    run_jobs([job], replace(settings, keep_models=True), Listener())
+    assert (job.folder(settings) / "model").exists()
+    assert not (job.folder(settings) / "checkpoints").exists()
+
+
+def test_a_result_of_another_recipe_does_not_count(papers: dict[str, Paper], recipes: Path, settings: Settings) -> None:
+    (job,) = jobs_of(papers, "smith/2-mean")
+    run_jobs([job], settings, Listener())
+    assert is_done(job, settings)
+    assert not is_done(job, replace(settings, steps_cap=3))
+    assert not is_done(job, replace(settings, sets=("training.epochs=3",)))
+    path = recipes / "smith" / "2-mean.toml"
+    path.write_text('about = "said better"\n' + path.read_text().replace("A guess.", "A misprint."))
+    assert is_done(job, settings)  # what is told of a row changes no run
+    path.write_text(path.read_text().replace('pooling = "mean"', 'pooling = "max"'))
+    assert not is_done(job, settings)
+    job.result(settings).write_text("{")
+    assert not is_done(job, settings)
+
+
+def test_a_row_that_fails_does_not_stop_the_others(papers: dict[str, Paper], recipes: Path, settings: Settings) -> None:
+    (recipes / "smith" / "2-mean.fails").touch()
+    listener = Listener()
+    outcome = run_jobs(jobs_of(papers, "smith"), settings, listener)
+    assert [job.row.name for job in outcome.failed] == ["2-mean"]
+    assert listener.done == ["1-plain:1", "3-other:1"]
+    assert listener.why[0].endswith("seed1.log: error: the dog ate it")
+
+
+def test_when_time_is_up_runs_are_stopped_and_go_on_the_next_time(
+    papers: dict[str, Paper], recipes: Path, settings: Settings
+) -> None:
+    (recipes / "smith" / "2-mean.waits").touch()
+    started = time.monotonic()
+    outcome = run_jobs(jobs_of(papers, "smith"), replace(settings, budget=3.0), Listener())
+    assert time.monotonic() - started < 20
+    assert [job.row.name for job in outcome.stopped] == ["2-mean"]
+    assert [job.row.name for job in outcome.left] == ["1-plain", "3-other"]
+    assert not outcome.done and not outcome.interrupted
+    (recipes / "smith" / "2-mean.waits").unlink()
+    assert run_jobs(jobs_of(papers, "smith"), settings, Listener()).done[0].row.name == "2-mean"
+    first, second = calls(recipes, "smith/2-mean")
+    assert first.endswith("--overwrite") and second.endswith("--resume")
+
+
+def test_a_run_of_another_recipe_is_not_gone_on_with(
+    papers: dict[str, Paper], recipes: Path, settings: Settings
+) -> None:
+    (recipes / "smith" / "2-mean.fails").touch()
+    jobs = jobs_of(papers, "smith/2-mean")
+    run_jobs(jobs, settings, Listener())
+    run_jobs(jobs, replace(settings, steps_cap=5), Listener())
+    assert [line.split()[-1] for line in calls(recipes, "smith/2-mean")] == ["--overwrite", "--overwrite"]
+
+
+def test_without_time_nothing_is_begun(papers: dict[str, Paper], recipes: Path, settings: Settings) -> None:
+    outcome = run_jobs(jobs_of(papers), replace(settings, budget=0.0), Listener())
+    assert len(outcome.left) == 4
+    assert calls(recipes, "smith/2-mean") == []
+
+
+def test_ctrl_c_ends_every_run(papers: dict[str, Paper], recipes: Path, settings: Settings) -> None:
+    for row in ("1-plain", "2-mean"):
+        (recipes / "smith" / f"{row}.waits").touch()
+    outcome = run_jobs(jobs_of(papers, "smith"), replace(settings, jobs=2), Listener(interrupt=True))
+    assert outcome.interrupted
+    assert sorted(job.row.name for job in outcome.stopped) == ["1-plain", "2-mean"]
+    assert [job.row.name for job in outcome.left] == ["3-other"]
+
+
+def test_the_newest_line_of_a_run_is_seen(papers: dict[str, Paper], settings: Settings) -> None:
+    (job,) = jobs_of(papers, "smith/2-mean")
+    run_jobs([job], settings, Listener())
+    running = Running(job, None, job.folder(settings))  # type: ignore[arg-type]
+    assert running.last_record()["step"] == 6
+    with (job.folder(settings) / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    assert running.last_record()["step"] == 6
+    assert Running(job, None, settings.runs / "nowhere").last_record() == {}  # type: ignore[arg-type]
+
+
+def test_a_real_row_from_the_command_line(
+    papers: dict[str, Paper],
+    recipes: Path,
+    tmp_path: Path,
+    tiny_encoder: Path,
+    small_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [
+        "smith/2-mean",
+        "smith/1-plain",
+        "--encoder",
+        tiny_encoder,
+        "--steps-cap",
+        3,
+        "--jobs",
+        2,
+        "--device",
+        "cpu",
+    ]
+    words += [
+        "--data",
+        small_data,
+        "--recipes",
+        recipes,
+        "--results",
+        tmp_path / "results",
+        "--runs",
+        tmp_path / "runs",
+    ]
+    words += ["--page", tmp_path / "docs" / "page.md"]
+    for told in ("0 were there, 2 run,", "2 were there, 0 run,"):
+        monkeypatch.setattr(sys, "argv", ["minbert", "reproduce", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code, "".join(path.read_text() for path in (tmp_path / "runs").rglob("*.log"))
+        assert told in capsys.readouterr().out
+    found = json.loads((tmp_path / "results" / "tiny" / "smith" / "2-mean" / "seed1.json").read_text())
+    assert (found["steps"], found["planned_steps"], found["whole_steps"]) == (3, 3, 12)
+    assert len(found["reproduction"]["history"]) == 2
+    assert (tmp_path / "runs" / "tiny" / "smith" / "2-mean" / "seed1" / "predictions" / "sst.jsonl").exists()
+    page = (tmp_path / "docs" / "page.md").read_text()
+    assert "at most 3 steps a run" in page and "3 of 12" in page
+
+
+# --- findings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parity
+def test_the_interval_is_scipys() -> None:
+    from scipy import stats
+
+    assert pytest.approx([stats.t.ppf(0.975, freedom) for freedom in range(1, 21)], abs=1e-6) == T975
+    values = (0.012, 0.031, -0.004, 0.02)
+    found = Difference("sst", values)
+    low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    assert (found.low, found.high) == pytest.approx((low, high))
+
+
+def by_seed(*values: float, **others: float) -> dict[int, dict[str, float]]:
+    return {seed: {"sst": value, "mean": value / 2, **others} for seed, value in enumerate(values, start=1)}
+
+
+@pytest.mark.parametrize(
+    ("better", "word", "no_better"),
+    [
+        ((0.52, 0.53, 0.54), "held", "did not hold"),  # +.02 each time: the interval is a point
+        ((0.51, 0.53, 0.55), "undecided", "undecided"),  # +.01, +.02, +.03: .02 ± .0248
+        ((0.48, 0.49, 0.50), "did not hold", "held"),
+        ((0.501, 0.510, 0.519), "undecided", "held"),  # +.001, 0, -.001: surely less than a point
+        ((0.60,), "undecided", "undecided"),  # one seed
+        ((), "undecided", "undecided"),
+    ],
+)
+def test_verdicts_worked_by_hand(better: tuple[float, ...], word: str, no_better: str) -> None:
+    worse = by_seed(0.50, 0.51, 0.52)
+    finding = Finding("a claim", "b", "w", "sst")
+    assert judge(finding, by_seed(*better), worse).word == word
+    assert judge(replace(finding, kind="no better"), by_seed(*better), worse).word == no_better
+
+
+def test_only_seeds_that_both_rows_have_are_compared() -> None:
+    better = {2: {"sst": 0.7}, 3: {"sst": 0.8}, 5: {"sst": 0.1}}
+    (found,) = judge(Finding("", "b", "w", "sst"), better, by_seed(0.5, 0.6, 0.6, 0.6)).differences
+    assert found.values == pytest.approx((0.1, 0.2))
+
+
+def test_every_task_holds_only_if_each_does() -> None:
+    finding = Finding("", "b", "w", "every task")
+    worse = by_seed(0.5, 0.5, sts=0.3)
+    assert judge(finding, by_seed(0.6, 0.6, sts=0.4), worse).word == "held"
+    verdict = judge(finding, by_seed(0.6, 0.6, sts=0.2), worse)
+    assert ([one.on for one in verdict.differences], verdict.word) == (["sst", "sts"], "did not hold")
+    assert judge(finding, {}, worse).word == "undecided"
+
+
+def test_scores_of_a_result() -> None:
+    dev = {
+        "sst": {"metric": "accuracy", "metrics": {"accuracy": {"value": 0.5}, "ece": {"value": 0.1}}},
+        "sts": {"metric": "pearson", "metrics": {"pearson": {"value": None}}},
+    }
+    found = scores_of({"dev": dev, "overall": {"2023": 0.25, "2024": 0.5}}, "2024")
+    assert found == {"sst": 0.5, "sts": 0.0, "mean": 0.5}
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_their_numbers_ours_and_what_was_not_run(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path
+) -> None:
+    jobs = [job for job in jobs_of(papers, seeds=2) if job.row.name in ("1-plain", "2-mean")]
+    run_jobs(jobs, replace(settings, steps_cap=6, sets=("seed=1",)), Listener())
+    page = build_page(papers, load_results(papers, settings.results), tmp_path)
+    lines = page.splitlines()
+    (mean,) = [line for line in lines if "recipes/smith/2-mean.toml)**" in line]
+    assert mean.split(" | ")[1:] == [
+        *("0.500", "0.402 ± 0.001", "0.700", "0.402 ± 0.001", "0.600", "0.402 ± 0.001"),
+        *("2", "6 of 12 |"),
+    ]
+    assert "Not run: `3-other`." in page
+    assert "All of them: at most 6 steps a run, `seed=1`." in lines
+    assert "4 runs, 0.0 hours of training on abacus; commits abc." in lines
+    assert "| tiny | 2 of 4 | 4 | 1 | 1 | 0 |" in lines  # +.1 for each seed: better, so not "no better"
+    (finding,) = [line for line in lines if "The mean is better." in line]
+    assert finding.split(" | ")[1:] == ["overall", "+0.150", "+0.100 (+0.100 to +0.100)", "2", "**held** |"]
+    assert "Their test scores of [Mean](recipes/smith/2-mean.toml): SST 0.510, overall 0.610." in page
+    assert "- [Mean](recipes/smith/2-mean.toml): A guess." in lines
+    assert "**Not run yet.**" in page  # the other folder
+
+
+def test_runs_under_different_conditions_are_shown_but_not_compared(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path
+) -> None:
+    jobs = jobs_of(papers, "smith", seeds=2)
+    run_jobs([job for job in jobs if job.row.name == "1-plain"], settings, Listener())
+    run_jobs([job for job in jobs if job.row.name == "2-mean"], replace(settings, steps_cap=6), Listener())
+    page = build_page(papers, load_results(papers, settings.results), tmp_path)
+    assert "- whole runs: `1-plain`" in page
+    assert "- at most 6 steps a run: `2-mean`" in page
+    assert "| tiny | 2 of 4 | 4 | 0 | 0 | 2 |" in page
+
+
+def test_results_of_an_older_recipe_are_marked(
+    papers: dict[str, Paper], recipes: Path, settings: Settings, tmp_path: Path
+) -> None:
+    run_jobs(jobs_of(papers, "smith/1-plain"), settings, Listener())
+    assert "Made before" not in build_page(papers, load_results(papers, settings.results), tmp_path)
+    path = recipes / "smith" / "common.toml"
+    path.write_text(path.read_text().replace("epochs = 2", "epochs = 3"))
+    page = build_page(papers, load_results(papers, settings.results), tmp_path)
+    assert "Made before the recipe was last changed: `1-plain`." in page
+
+
+def test_the_page_of_the_project_is_the_one_that_would_be_written() -> None:
+    papers = find_papers(ROOT / "recipes")
+    fresh = build_page(papers, load_results(papers, ROOT / "results" / "reproduction"), ROOT / "docs")
+    assert (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8") == fresh, "minbert reproduce --only-page"
+
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_drawn_for_what_was_run(papers: dict[str, Paper], settings: Settings, tmp_path: Path) -> None:
+    run_jobs(jobs_of(papers, "smith"), settings, Listener())
+    page = tmp_path / "docs" / "page.md"
+    write_page(papers, settings.results, page, draw=draw_all)
+    drawn = sorted(path.name for path in (page.parent / "images" / "reproduction").iterdir())
+    assert drawn == ["samplers.svg", "smith-tiny.svg"]
+    assert "(images/reproduction/smith-tiny.svg)" in page.read_text()
+    before = (page.parent / "images" / "reproduction" / "smith-tiny.svg").read_bytes()
+    write_page(papers, settings.results, page, draw=draw_all)
+    assert (page.parent / "images" / "reproduction" / "smith-tiny.svg").read_bytes() == before
+
+
+def test_the_saving_rules_are_drawn_from_the_history(tmp_path: Path, settings: Settings) -> None:
+    papers = find_papers(ROOT / "recipes")
+    history = [
+        {"step": 10 * epoch, "epoch": epoch, "scores": {"dev": {"sst": 0.3 + epoch / 10, "sts": None}}, "kept": ["model"], "seconds": 1.0}
+        for epoch in (1, 2, 3)
+    ]  # fmt: skip
+    value = {"rows": 1, "metric": "accuracy", "metrics": {"accuracy": {"value": 0.5}}}
+    content = {
+        "dev": {"sst": value, "sts": value},
+        "overall": {"2023": 0.5, "2024": 0.6},
+        "reproduction": {"row": "", "set": [], "steps_cap": 0, "history": history},
+    }
+    for row in ("7-six-epochs", "8-weighted-mean"):
+        path = settings.results / "tiny" / "vinjapuri-vasireddy" / row / "seed1.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(content))
+    drawn = draw_all(papers, load_results(papers, settings.results), tmp_path / "images")
+    assert tmp_path / "images" / "vinjapuri-vasireddy-tiny-saving.svg" in drawn
+
+
+def test_the_score_of_the_model_kept_stays_until_another_is_kept() -> None:
+    scores, kept = (0.4, 0.5, 0.3, 0.6), (True, False, True, False)
+    history = [
+        {"epoch": epoch, "kept": ["model"] * keep, "scores": {"dev": {"sst": score}}}
+        for epoch, (score, keep) in enumerate(zip(scores, kept, strict=True), start=1)
+    ]
+    assert kept_scores(history, "sst") == ([1, 2, 3, 4], [0.4, 0.4, 0.3, 0.3])
+
+
+def test_a_picture_of_every_sampler() -> None:
+    from typing import get_args, get_type_hints
+
+    kinds = {config.kind for config in SCHEDULES.values()}
+    assert kinds == set(get_args(get_type_hints(SamplerConfig)["kind"])) - {"power"}
+    steps = schedule(SCHEDULES["round-robin (RR):\nSST, STS, SST, STS, QQP"])
+    assert [len(epoch) for epoch in steps] == [6 + 4 + 6 + 4 + 20] * 2
+    assert [list(parts) for parts in steps[0][5:7]] == [["sst"], ["sts"]]
+    assert all(
+        set(parts) == {"sst", "quora", "sts"} for parts in schedule(SCHEDULES["all (surgery,\nmulti-task loss)"])[0]
+    )
