@@ -343,7 +343,7 @@ def prepare(
                 found = read_split(task, split, folder)  # type: ignore[arg-type]
             watcher.preparing(f"tokenizing {task.name} {split}, {len(found):,} rows")
             limit, seeds = recipe.model.max_tokens, {"seed": recipe.seed, "place": place}
-            weights = recipe.model.pooling_weights if (task.pooling or recipe.model.pooling) == "weighted" else None
+            weights = pooling_weights(recipe, task)
             tokens = tokenize(task, found, tokenizer, limit, cache=cache, weights=weights, **seeds)
             examples.setdefault(split, {})[task.name] = found
             inputs.setdefault(split, {})[task.name] = tokens
@@ -352,6 +352,11 @@ def prepare(
     from_cache = f", {cache.hits} of {tried} sets of tokens from the cache" if cache and tried else ""
     watcher.prepared(f"{rows:,} rows prepared in {time.perf_counter() - started:.1f} s{from_cache}")
     return Prepared(examples, inputs)
+
+
+def pooling_weights(recipe: Recipe, task: Task) -> Mapping[str, float] | None:
+    """By part of speech, where the task pools with them."""
+    return recipe.model.pooling_weights if (task.pooling or recipe.model.pooling) == "weighted" else None
 
 
 def evaluate_model(
@@ -578,7 +583,8 @@ def _geometry(model: MultitaskModel, tokenizer: Tokenizer, task: Task, examples:
     how, limit = model.poolings[task.name], min(recipe.model.max_tokens, tokenizer.positions)
     pooled = []
     for column in columns:
-        tokens = tokenize_view("first", tokenizer, [column[row] for row in rows], None, limit)
+        texts = [column[row] for row in rows]
+        tokens = tokenize_view("first", tokenizer, texts, None, limit, weights=pooling_weights(recipe, task))
         pooled.append(encode_pooled(model.runner, tokens, [how])[how])
     compares = HEADS[task.head].compares
     vectors = [vectors_pooled(model, task.name, [view]) if compares else view for view in pooled]
