@@ -560,7 +560,7 @@ def test_a_contrastive_run_from_files_to_a_report(tiny_encoder: Path, texts: Pat
     assert set(results["geometry"]) == {"quora", "sts", "plain"}
     assert results["geometry"]["plain"]["alignment"] == pytest.approx(0, abs=1e-6)
     rows = read_predictions(run.folder, "quora").column("prediction")
-    assert set(rows) <= {0.0, 1.0}
+    assert 0 <= rows.min() < rows.max() <= 1
     assert results["dev"]["quora"]["metrics"]["retrieval"]["value"] == pytest.approx(rows.mean())
     assert results["overall"]["2023"] == pytest.approx(
         max(0.0, results["dev"]["sts"]["metrics"]["pearson"]["value"] or 0)
