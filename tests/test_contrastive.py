@@ -738,6 +738,18 @@ def test_a_run_in_chunks_goes_on_bit_for_bit(tiny_encoder: Path, texts: Path, tm
     assert unlike(tmp_path / "whole", tmp_path / "stopped") == []
 
 
+def test_surgery_takes_a_contrastive_task_like_any_other(tiny_encoder: Path, texts: Path, tmp_path: Path) -> None:
+    tables: dict[str, Any] = {"sampler": {"kind": "all"}, "model": STILL}
+    plain, steps = steps_of(tiny_encoder, texts, tmp_path / "a", **tables)
+    cut, _ = steps_of(tiny_encoder, texts, tmp_path / "b", training={"gradients": "pcgrad"}, **tables)
+    step = next(steps)
+    expected, found = gradients_of(plain, step), gradients_of(cut, step)
+    assert set(found) == set(expected)
+    own = "model.heads.plain.layer.weight"  # only one task reaches it
+    torch.testing.assert_close(found[own], expected[own], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(cut.work.totals, plain.work.totals)
+
+
 def test_anchors_are_rows_with_a_partner() -> None:
     labels = torch.tensor([0.0, 1.0, math.nan, 3.0])
     assert anchors_of(contrastive(), labels).tolist() == [True, True, False, True]
