@@ -660,13 +660,20 @@ def test_chunks_have_the_gradient_of_the_whole_batch(
     torch.testing.assert_close(chunked.work.totals, whole.work.totals)
 
 
+@pytest.mark.parametrize("kernels", ["auto", "plain"])
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_each_chunk_is_dropped_out_the_same_way_twice(
-    tiny_encoder: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_encoder: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, pooling: str
 ) -> None:
     """The vectors of both passes are the same bits, and the gradient is that of one graph over chunks whose dropout is
     drawn from the same random states."""
     trainer, steps = steps_of(
-        tiny_encoder, texts, tmp_path / "a", training={"cache_rows": 3}, sampler={"kind": "sequential"}
+        tiny_encoder,
+        texts,
+        tmp_path / "a",
+        model={"pooling": pooling},
+        training={"cache_rows": 3, "kernels": kernels},
+        sampler={"kind": "sequential"},
     )
     model, step = trainer.model, next(steps)
     (batch,) = trainer.runner.batches([step])
