@@ -63,7 +63,7 @@ def test_uniformity_by_hand() -> None:
 def test_a_partner_is_found_where_no_other_is_nearer() -> None:
     first = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     second = np.array([[9.0, 0.1], [1.0, 0.0], [1.0, 1.0]])  # row 1's partner lies along row 0
-    assert retrieved(first, second).tolist() == [False, False, True]
+    assert retrieved(first, second).tolist() == [0, 0, 1]
     assert retrieved(second, second).all()
 
 
@@ -80,16 +80,18 @@ def test_retrieval_is_that_of_plain_loops_in_blocks_of_any_size(block: int) -> N
     assert 0 < sum(expected) < 30
 
 
-def test_a_tie_counts() -> None:
-    """Two rows with the same second text."""
-    assert retrieved(TWO, np.ones((2, 2))).tolist() == [True, True]
+def test_those_that_tie_share_the_place() -> None:
+    """Two rows with the same second text; and vectors that are all the same, which find no more than chance."""
+    second = np.array([[1.0, 1.0], [1.0, 1.0], [-1.0, 1.0]])
+    assert retrieved(np.array([[1.0, 1.0], [1.0, 0.9], [-1.0, 1.0]]), second).tolist() == [0.5, 0.5, 1]
+    assert retrieved(np.ones((4, 2)), np.ones((4, 2)) + 1e-9 * vectors(4, 2)).tolist() == [0.25] * 4
 
 
 def test_no_vector_is_too_short() -> None:
     """One of length 0 has no direction: it is at a squared distance of 1 from all others, and nothing is not a number."""
     assert alignment(np.zeros((1, 2)), TWO[:1]) == pytest.approx(1)
     assert math.isfinite(uniformity(np.zeros((2, 2))))
-    assert retrieved(TWO, np.zeros((2, 2))).all()  # a tie
+    assert retrieved(TWO, np.zeros((2, 2))).tolist() == [0.5, 0.5]
 
 
 # --- which rows -----------------------------------------------------------------------------------------------------

@@ -98,10 +98,10 @@ def evaluate_task(
 
 def judge(task: Task, outputs: NDArray[np.floating], decision: Decision | None = None) -> Answers:
     """A whole split's outputs as answers. A contrastive task has vectors there, and its answer is whether each row's
-    second text is the nearest of all: 1 or 0."""
+    second text is the nearest of all: 1 or 0, or a share of 1 where several tie."""
     if not task.is_contrastive:
         return decode(task, outputs, decision)
-    return Answers(retrieved(*np.split(outputs, 2, axis=1)).astype(np.float64), None)
+    return Answers(retrieved(*np.split(outputs, 2, axis=1)), None)
 
 
 def choose_decision(task: Task, labels: NDArray[np.float64], outputs: NDArray[np.floating]) -> Decision:

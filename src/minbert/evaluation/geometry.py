@@ -1,6 +1,6 @@
 """How sentence vectors lie to each other: is a text's partner the nearest, are partners near, does the rest spread out?
 
-    retrieved(first, second)                       # (rows,) is row i's second text the nearest of all seconds?
+    retrieved(first, second)                       # (rows,) 1 where row i's second text is the nearest of all seconds
     alignment(first, second)                       # mean squared distance of partners: less is better
     uniformity(vectors)                            # log mean exp(-2 squared distance) of all pairs: less is better
 
@@ -112,16 +112,18 @@ def uniformity(vectors: Vectors) -> float:
     return float(np.log(powers[np.triu_indices(len(unit), k=1)].mean()))
 
 
-def retrieved(first: Vectors, second: Vectors) -> NDArray[np.bool_]:
-    """Whether row i's second vector has the largest cosine with its first, of all second ones; a tie counts. Where both
-    texts of a row are the same one, it does by construction."""
+def retrieved(first: Vectors, second: Vectors) -> NDArray[np.float64]:
+    """Whether row i's second vector has the largest cosine with its first, of all second ones: 1 or 0; of k that tie for
+    it, each has found 1/k, so that vectors which are all the same find nothing. Where both texts of a row are the same
+    one, it is 1 by construction (but for a text that is there twice)."""
     ours, theirs = _unit(first).astype(np.float32), _unit(second).astype(np.float32)
-    found = np.empty(len(ours), dtype=bool)
+    found = np.zeros(len(ours))
     for start in range(0, len(ours), BLOCK):
         rows = slice(start, start + BLOCK)
         similar = ours[rows] @ theirs.T  # (block, rows)
         own = similar[np.arange(len(similar)), np.arange(start, start + len(similar))]
-        found[rows] = own >= similar.max(axis=1) - TIE
+        first_of_all = own >= similar.max(axis=1) - TIE
+        found[rows] = first_of_all / (similar >= own[:, None] - TIE).sum(axis=1)
     return found
 
 

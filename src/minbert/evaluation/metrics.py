@@ -244,9 +244,9 @@ def mean_absolute_error(labels: Array, predictions: Array, weights: Array) -> Ar
     return _mean(np.abs(labels - predictions), weights)
 
 
-@reads("classes")
+@reads("values")
 def retrieval(_labels: Array, found: Array, weights: Array) -> Array:
-    """Share of rows whose second text is the nearest of all second texts; `found` is 1 for those, else 0."""
+    """Share of rows whose second text is the nearest of all second texts; `found` is 1 for those, else 0, or between."""
     return _mean(found, weights)
 
 
