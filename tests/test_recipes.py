@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from minbert.config import SAMPLE, Recipe, as_dict, differences, parse_recipe, read_recipe
+from minbert.config import SAMPLE, Recipe, as_dict, differences, parse_recipe, read_recipe, read_toml
 from minbert.data.samplers import SAMPLERS, Thinned
 from minbert.experiment import new_model, train
 from minbert.model.heads import BUILDERS, BothOrders, Vocabulary
@@ -220,7 +220,7 @@ def same(one: Steps, other: Steps) -> bool:
     return all(torch.equal(value, other[task][name]) for task, found in one.items() for name, value in found.items())
 
 
-BUILT_ON = {key: read_recipe(PATHS[key]).paper.after for key in PATHS if read_recipe(PATHS[key]).paper.after}
+BUILT_ON = {key: after for key, path in PATHS.items() if (after := read_toml(path).get("paper", {}).get("after"))}
 
 
 @pytest.mark.parametrize("key", BUILT_ON)

@@ -98,6 +98,7 @@ if (recipe.parent / f"{recipe.stem}.waits").exists():
     except KeyboardInterrupt:
         sys.exit(130)
 (out / "checkpoints").mkdir(exist_ok=True)
+(out / "runs" / "1" / "models").mkdir(parents=True, exist_ok=True)
 (out / "model").mkdir(exist_ok=True)
 score = 0.3 + 0.1 * (resolved.model.pooling == "mean") + 0.001 * resolved.seed
 found = {"rows": 3, "metric": "accuracy", "metrics": {"accuracy": {"value": score, "low": 0, "high": 1}}}
@@ -251,7 +252,23 @@ def test_a_result_holds_what_is_needed_and_nothing_of_this_machine(
     assert found["recipe"]["paper"]["note"] == "A guess."
     assert (found["environment"]["commit"], found["seconds"]) == ("abc", 7.0)
     folder = job.folder(settings)
-    assert not (folder / "checkpoints").exists() and not (folder / "model").exists()
+    assert not [*folder.rglob("checkpoints"), *folder.rglob("model*")]
+
+
+def test_a_setting_of_a_task_is_for_rows_that_have_it(
+    papers: dict[str, Paper], recipes: Path, settings: Settings
+) -> None:
+    (recipes / "afterwards" / "one.toml").write_text(
+        '[paper]\nrow = "One"\n[tasks.sst]\ntrain = "a.tsv"\ndev = "a.tsv"\n'
+    )
+    changed = replace(settings, sets=("tasks.sts.weight=2", "optimizer.lr=1e-4"))
+    (one,), (mean,) = (jobs_of(papers, row) for row in ("afterwards/one", "smith/2-mean"))
+    assert one.sets(changed) == ["optimizer.lr=1e-4"]
+    assert [task.name for task in one.recipe(changed).tasks] == ["sst"]
+    assert mean.recipe(changed).task("sts").weight == 2.0
+    run_jobs([one], changed, Listener())
+    assert json.loads(one.result(changed).read_text())["reproduction"]["set"] == ["optimizer.lr=1e-4"]
+    assert is_done(one, changed)
 
 
 def test_models_are_kept_on_request(papers: dict[str, Paper], settings: Settings) -> None:

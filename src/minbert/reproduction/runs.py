@@ -75,11 +75,17 @@ class Job:
     def folder(self, settings: Settings) -> Path:
         return settings.runs / settings.encoder_name / self.row.paper / self.row.name / f"seed{self.seed}"
 
+    def sets(self, settings: Settings) -> list[str]:
+        """The settings that are for this row: one of a task that it does not have would give it that task."""
+        names = {task.name for task in read_recipe(self.row.path).tasks}
+        keys = [setting.partition("=")[0].strip().split(".") for setting in settings.sets]
+        return [s for s, key in zip(settings.sets, keys, strict=True) if key[0] != "tasks" or key[1] in names]
+
     def changes(self, settings: Settings) -> list[str]:
-        """What the command line changes in the recipe."""
-        sets = [f"model.encoder={settings.encoder}", *settings.sets]
+        """What the command line changes in the recipe, the encoder and the cap among it."""
+        sets = [f"model.encoder={settings.encoder}", *self.sets(settings)]
         if settings.steps_cap:
-            stages = getattr(read_recipe(self.row.path, sets=sets), "stages", ())
+            stages = read_recipe(self.row.path, sets=sets).stages
             tables = ["training", *(f"stages.{stage.name}.training" for stage in stages)]
             sets += [f"{table}.max_steps={settings.steps_cap}" for table in tables]
         return sets
@@ -255,7 +261,7 @@ def collect(job: Job, settings: Settings) -> dict[str, Any]:
         "data": _without_folders(results["data"]),
         "reproduction": {
             "row": job.row.key,
-            "set": list(settings.sets),
+            "set": job.sets(settings),
             "steps_cap": settings.steps_cap,
             "history": [
                 {key: one[key] for key in ("step", "epoch", "scores", "kept", "seconds")} for one in evaluations
@@ -264,7 +270,8 @@ def collect(job: Job, settings: Settings) -> dict[str, Any]:
     }
     write_json(job.result(settings), content)
     for name in ("checkpoints", *(() if settings.keep_models else ("model", "models"))):
-        shutil.rmtree(folder / name, ignore_errors=True)
+        for place in [*folder.rglob(name)]:  # stages and the runs of an ensemble have theirs
+            shutil.rmtree(place, ignore_errors=True)
     return content
 
 
