@@ -5,6 +5,7 @@ python -m tests.step_checks NAME...         # with TRITON_INTERPRET=1
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -54,10 +55,13 @@ def staged(batch: Any, config: Any, rates: int) -> Staged:
     return Staged(layout, block, batch.rows, Arrived())  # type: ignore[arg-type]
 
 
-@checks.add_each({how: how for how in POOLINGS})
+@checks.add_each({how: how for how in (*POOLINGS, "weighted")})
 def a_laid_out_batch_is_the_batch(device: torch.device, pooling: str) -> None:
     """Losses and gradients: what fills the layout counts for nothing, whatever is pooled."""
     batch = batch_of([3, 9, 1, 5, 7], [2, 4, 4, 8, 1, 5])
+    if pooling == "weighted":
+        weights = np.random.default_rng(3).uniform(0.5, 2, len(batch.tokens.ids)).astype(np.float32)
+        batch = replace(batch, tokens=replace(batch.tokens, weights=weights))
     plain, fused = (step_of(fused=fused, pooling=pooling, device=device) for fused in (False, True))
     plain.gradient(ready(batch, plain.model.encoder))
     with SMALL:

@@ -291,6 +291,39 @@ def test_data_check_and_stats(minbert: Command, recipe_path: Path, small_data: P
     assert 'similarity-dev.tsv:14: similarity is "5.9"; expected a number from 0 to 5' in ended.out
 
 
+def test_a_recipe_with_a_masked_stage(minbert: Command, tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
+    """Trained, its setting changed by the stage's name; the stage's data is checked, and its model has no answers."""
+    files = {"train": "paraphrase-train.tsv", "dev": "paraphrase-dev.tsv", "test": []}
+    brief = {"epochs": 9, "batch_size": 12, "best": "last"}
+    stage = {"name": "mlm", "tasks": {"quora": {"kind": "masked", **files}}, "training": brief}
+    recipe = small_recipe(tiny_encoder, "sst", stages=[stage], training={"epochs": 1})
+    (tmp_path / "staged.toml").write_text(to_toml(recipe), encoding="utf-8")
+    run = tmp_path / "run"
+    ended = minbert(
+        *("train", tmp_path / "staged.toml", "--set", "stages.mlm.training.epochs=1"),
+        *("--out", run, "--data", small_data, "--device", "cpu"),
+    )
+    assert ended.code == 0
+    assert "stage mlm: part 1 of 2" in ended.err
+    assert "stage mlm: quora 0." in ended.out
+    assert json.loads((run / "results.json").read_text())["stages"]["mlm"]["steps"] == 2
+
+    ended = minbert("evaluate", run / "stages" / "1-mlm" / "model", "--data", small_data, "--device", "cpu")
+    assert ended.code == 0
+    assert "perplexity" in ended.out
+    ended = minbert("predict", run / "stages" / "1-mlm" / "model", "--input", small_data / "paraphrase-dev.tsv")
+    assert ended.code == 2
+    assert "quora: a masked task trains the encoder and has nothing to predict" in ended.err
+
+    assert minbert("data", "check", tmp_path / "staged.toml", "--data", small_data).code == 0
+    (tmp_path / "data").mkdir()
+    for name in ("train", "dev"):
+        shutil.copy(small_data / f"sentiment-{name}.tsv", tmp_path / "data")
+    ended = minbert("data", "check", tmp_path / "staged.toml", "--data", tmp_path / "data")
+    assert ended.code == 1
+    assert "paraphrase-train.tsv: no such file" in ended.out
+
+
 # --- ensemble -------------------------------------------------------------------------------------------------------
 
 

@@ -41,12 +41,14 @@ def test_the_examples_run(tiny_encoder: Path) -> None:
         assert "urgency" in done.stdout
 
 
-def test_the_recipe_of_your_data_can_be_read(tmp_path: Path) -> None:
+def test_the_recipes_of_your_data_can_be_read(tmp_path: Path) -> None:
     from minbert.config import read_recipe
 
-    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "your-data.md").read_text(), re.DOTALL)
-    (tmp_path / "tickets.toml").write_text(block)
-    assert [task.name for task in read_recipe(tmp_path / "tickets.toml").tasks] == ["topic", "urgency"]
+    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "your-data.md").read_text(), re.DOTALL)
+    expected = [["topic", "urgency"], ["quora", "sts"], ["sst"]]
+    for block, tasks in zip(blocks, expected, strict=True):
+        (tmp_path / "a.toml").write_text(block if "[tasks." in block else f"{block}\n[tasks.sst]\n")
+        assert [task.name for task in read_recipe(tmp_path / "a.toml").tasks] == tasks
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

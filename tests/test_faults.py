@@ -149,19 +149,19 @@ def test_killed_before_every_change_to_the_disk(tiny_encoder: Path, small_data: 
 
 
 def test_killed_while_snapshots_come_and_go(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
-    """At every change to the disk of a run that keeps one snapshot: better ones replace it."""
+    """At every other change to the disk of a run's last step, whose snapshot replaces the one before."""
     training = {"epochs": 2, "evaluate_every": 1, "train_sample": 0, "keep": 1, "snapshots": 1}
-    recipe = small_recipe(tiny_encoder, "sst", training=training)  # 6 steps
+    recipe = small_recipe(tiny_encoder, "sts", seed=2, training=training)  # 6 steps, each better than the one before
 
     def go(run: Path) -> None:
         train(recipe, out=run, data=small_data, device="cpu", resume=run.exists())
 
     go(tmp_path / "whole")
-    assert read_results(tmp_path / "whole")["snapshots"][0]["step"] > 2
+    assert read_results(tmp_path / "whole")["snapshots"][0]["step"] == 6
     with pytest.raises(Stopped):
-        train(recipe, out=tmp_path / "stopped", data=small_data, device="cpu", watcher=Listener(at_step=2))
+        train(recipe, out=tmp_path / "stopped", data=small_data, device="cpu", watcher=Listener(at_step=6))
     points = 0
-    for call in count(1):
+    for call in count(1, 2):
         run = Path(shutil.copytree(tmp_path / "stopped", tmp_path / f"run-{call}"))
         if not killed_at(call, lambda run=run: go(run)):
             break
@@ -170,7 +170,7 @@ def test_killed_while_snapshots_come_and_go(tiny_encoder: Path, small_data: Path
         wrong = [name for name in unlike(run, tmp_path / "whole") if not name.startswith(("names", "checkpoints/"))]
         assert wrong + [str(path) for path in run.rglob(".*")] == [], f"killed at {call}"
         shutil.rmtree(run)
-    assert points > 40
+    assert points > 20
 
 
 # --- Ctrl-C ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from minbert.data.negatives import FIRST, LAST, Nearest, draw_negatives, known_pairs, pair_of
+from minbert.data.negatives import FIRST, LAST, Nearest, draw_negatives, groups_of, known_pairs, pair_of
 from minbert.data.raw import Examples
 from minbert.data.tokenizer import Tokenizer
 from minbert.model import neighbours
@@ -55,6 +56,18 @@ def test_what_has_no_negative_gets_none() -> None:
     star = pairs(("a", "b"), ("a", "c"), ("b", "a"), ("c", "a"))
     assert len(draw(star, 1)) == 1
     assert len(draw(pairs(("a", "b"), ("c", "d")), 1)) == 2
+
+
+def test_paraphrases_of_paraphrases_are_not_negatives() -> None:
+    # a = b, b = c and d = e; "f" is in no group, because its pair has a low label
+    chain = pairs(("a", "b"), ("B", "c!"), ("d", "e"), ("a", "f"))
+    chain = replace(chain, labels=np.array([5.0, 4.0, 4.5, 1.0]))
+    groups = groups_of(chain, 4.0)
+    assert groups["a"] == groups["b"] == groups["c"] != groups["d"] == groups["e"] and "f" not in groups
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        extra = draw_negatives(chain, 1, label=0, known=known_pairs(chain), rng=rng, groups=groups)
+        assert pair_of("a", "c") not in known_pairs(extra) and len(extra) >= 2
 
 
 def test_the_seed_decides() -> None:

@@ -179,6 +179,16 @@ def test_data_and_recipe(page: Page) -> None:
     assert '[tasks.sts] kind = "pair-regression"' in page.text and "schedule = " in page.text
 
 
+def test_rows_that_were_added_are_counted(tmp_path: Path) -> None:
+    def borrowed(results: dict[str, Any]) -> None:
+        results["data"]["train"]["sts"] = {**results["data"]["train"]["sts"], "added": {"borrowed from quora": 1200}}
+
+    assert (
+        "sts train 1,234 1,200 borrowed from quora 7 no label"
+        in report(make_run(tmp_path / "run", change=borrowed)).text
+    )
+
+
 # --- odd runs -------------------------------------------------------------------------------------------------------
 
 

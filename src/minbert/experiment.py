@@ -161,17 +161,7 @@ def train(
     # Hard negatives are near by the encoder that the whole run started from, also when stages are behind it.
     tokenizer, first, _ = made if not done else new_model(recipe, where)
     # Everything is read before anything is trained: a file that is wrong is found now, not after the stages.
-    prepared = {
-        path: prepare(
-            part,
-            tokenizer,
-            data_folder(recipe, data),
-            cache=TokenCache.from_environment(watcher.warn),
-            watcher=watcher if isinstance(watcher, Preparing) else None,
-            nearest=Neighbours(first, tokenizer, max_tokens=part.model.max_tokens),
-        )
-        for path, part in left.items()
-    }
+    prepared = _prepare_parts(left, tokenizer, first, data_folder(recipe, data), watcher)
     del first
     if resume:
         for path, found in prepared.items():
@@ -185,9 +175,8 @@ def train(
         if path != folder:
             _open(path, part, prepared[path], overwrite=not resume)
         results = _train_part(part, path, made, prepared[path], where, resume=resume, watcher=watcher)
-        if path != folder:
-            shutil.rmtree(path / "checkpoints", ignore_errors=True)  # its model is what goes on
-            done.append(path)
+        done.append(path)
+        _forget_checkpoints(done, folder)
     return Run(folder, results)
 
 
@@ -197,11 +186,32 @@ def stage_folder(run: Path, number: int, stage: Recipe) -> Path:
 
 
 def _is_finished(folder: Path) -> bool:
-    """results.json is the last thing that is written; then the checkpoints go."""
-    finished = (folder / "results.json").exists() and (folder / "model").exists()
-    if finished:
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # where that was cut short
-    return finished
+    """results.json is the last thing that a run writes."""
+    return (folder / "results.json").exists() and (folder / "model").exists()
+
+
+def _forget_checkpoints(done: Sequence[Path], run: Path) -> None:
+    """Of finished stages, whose models are what goes on."""
+    for path in done:
+        if path != run:
+            shutil.rmtree(path / "checkpoints", ignore_errors=True)
+
+
+def _prepare_parts(
+    parts: Mapping[Path, Recipe], tokenizer: Tokenizer, first: MultitaskModel, folder: Path, watcher: Watcher
+) -> dict[Path, Prepared]:
+    """The data of the stages and of the recipe's own tasks, by the folders they are trained in."""
+    return {
+        path: prepare(
+            part,
+            tokenizer,
+            folder,
+            cache=TokenCache.from_environment(watcher.warn),
+            watcher=watcher if isinstance(watcher, Preparing) else None,
+            nearest=Neighbours(first, tokenizer, max_tokens=part.model.max_tokens),
+        )
+        for path, part in parts.items()
+    }
 
 
 def _encoder_of(stages: Sequence[Path]) -> Path | None:

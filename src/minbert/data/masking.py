@@ -11,6 +11,7 @@ rows: other masks in each pass, and the same ones when a run is resumed.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +46,8 @@ class Masking:
 
     def generator(self, number: int, rows: NDArray[np.integer]) -> np.random.Generator:
         """For the rows of a batch in this pass over the task."""
-        return np.random.default_rng([self.seed, MASKS, self.place, number, *rows.tolist()])
+        digest = hashlib.blake2b(rows.astype("<i8").tobytes(), digest_size=16).digest()  # rows by themselves take long
+        return np.random.default_rng([self.seed, MASKS, self.place, number, *np.frombuffer(digest, "<u4").tolist()])
 
     def fixed(self) -> np.random.Generator:
         """For scores, the same in all runs: two models are asked to guess the same tokens, whatever their seeds."""

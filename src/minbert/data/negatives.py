@@ -5,7 +5,7 @@
     extra = draw_negatives(train, 1.0, label=0.0, known=known, rng=rng, nearest=nearest)      # mined
 
 Random ones are algorithm 1 of Vinjapuri & Vasireddy (a random other sentence, score 0), but never a pair that the files
-hold. A random sentence is mostly about something else, and soon there is nothing left to learn from it. Mined ones are
+hold, nor two texts that a chain of its paraphrases joins. A random sentence is mostly about something else, and soon there is nothing left to learn from it. Mined ones are
 near: the other text is one of those closest to the first by an encoder. The nearest of all are often paraphrases that
 nobody labelled, and a paraphrase with the lowest score teaches the wrong thing. So what is left of a text's neighbours
 without itself and without its pairs is ranked, the first `FIRST` - 1 ranks are passed over, one of the ranks up to `LAST`
@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -57,6 +58,23 @@ def known_pairs(*splits: Examples) -> set[Pair]:
     return {pair_of(*texts) for split in splits for texts in zip(split.texts, split.pairs or (), strict=True)}
 
 
+def groups_of(examples: Examples, least: float) -> dict[str, str]:
+    """Texts that a chain of pairs with at least this label joins, each with a text that stands for its group."""
+    leader: dict[str, str] = {}
+
+    def find(text: str) -> str:
+        while leader.setdefault(text, text) != text:
+            leader[text] = leader[leader[text]]  # half the way, for the next who asks
+            text = leader[text]
+        return text
+
+    labels = np.zeros(0) if examples.labels is None else examples.labels
+    for one, other, label in zip(examples.texts, examples.pairs or (), labels.tolist(), strict=True):
+        if label >= least:
+            leader[find(same_words(one))] = find(same_words(other))
+    return {text: find(text) for text in leader}
+
+
 def draw_negatives(
     examples: Examples,
     rate: float,
@@ -65,6 +83,7 @@ def draw_negatives(
     known: Collection[Pair],
     rng: np.random.Generator,
     nearest: Nearest | None = None,
+    groups: Mapping[str, str] | None = None,
 ) -> Examples:
     """The added rows alone: first texts of the examples with second texts of others, no two the same.
 
@@ -75,21 +94,27 @@ def draw_negatives(
         known: pairs that are not to be drawn.
         rng: says which.
         nearest: draws hard ones; without it any.
+        groups: texts of one group are not put together: what means the same as the same text means the same.
 
     A row for which nothing can be drawn has none.
     """
     rows = _choose(len(examples), rate, rng)
-    find = _random(examples, rng) if nearest is None else _mined(examples, rows, rng, nearest)
     second = examples.pairs or []
     taken = set(known)
+    group = {} if groups is None else groups
+    key = cache(same_words)  # a text comes up many times among the neighbours of others
+
+    def may(text: str, other: str) -> bool:
+        one, two = sorted((key(text), key(other)))
+        return group.get(one, one) != group.get(two, two) and (one, two) not in taken
+
+    find = _random(examples, rng) if nearest is None else _mined(examples, rows, rng, nearest, may)
     kept, others = [], []
     for row in rows.tolist():
         text = examples.texts[row]
-        itself = same_words(text)
-        for other in find(row, taken):
-            pair = pair_of(text, second[other])
-            if pair not in taken and same_words(second[other]) != itself:
-                taken.add(pair)
+        for other in find(row):
+            if may(text, second[other]):
+                taken.add(pair_of(text, second[other]))
                 kept.append(row)
                 others.append(other)
                 break
@@ -103,9 +128,8 @@ def draw_negatives(
     )
 
 
-class _Find(Protocol):
-    def __call__(self, row: int, taken: Collection[Pair]) -> Iterable[int]:
-        """Rows whose second text may be tried, in that order."""
+_Find = Callable[[int], Iterable[int]]
+"""For a row, the rows whose second text may be tried, in that order."""
 
 
 def _choose(rows: int, rate: float, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -117,7 +141,7 @@ def _choose(rows: int, rate: float, rng: np.random.Generator) -> NDArray[np.int6
 def _random(examples: Examples, rng: np.random.Generator) -> _Find:
     rows = len(examples)
 
-    def find(row: int, taken: Collection[Pair]) -> Iterable[int]:  # noqa: ARG001 - a mined one looks at both
+    def find(_row: int) -> Iterable[int]:
         for _ in range(TRIES):
             yield int(rng.integers(rows))
         yield from rng.permutation(rows).tolist()
@@ -125,7 +149,13 @@ def _random(examples: Examples, rng: np.random.Generator) -> _Find:
     return find
 
 
-def _mined(examples: Examples, rows: NDArray[np.int64], rng: np.random.Generator, nearest: Nearest) -> _Find:
+def _mined(
+    examples: Examples,
+    rows: NDArray[np.int64],
+    rng: np.random.Generator,
+    nearest: Nearest,
+    may: Callable[[str, str], bool],
+) -> _Find:
     second = examples.pairs or []
     pool: dict[str, int] = {}  # each text once, by its first row
     for row, text in enumerate(second):
@@ -134,13 +164,13 @@ def _mined(examples: Examples, rows: NDArray[np.int64], rng: np.random.Generator
     texts, owners = list(pool), list(pool.values())
     index, cosines = nearest(list(queries), texts, min(LAST + SPARE, len(texts)))
 
-    def find(row: int, taken: Collection[Pair]) -> Iterable[int]:
+    def find(row: int) -> Iterable[int]:
         text = examples.texts[row]
-        place, itself, words = queries[text], same_words(text), set(_words(text))
+        place, words = queries[text], set(_words(text))
         free = [
             (other, cosine)
             for other, cosine in zip(index[place].tolist(), cosines[place].tolist(), strict=True)
-            if same_words(texts[other]) != itself and pair_of(text, texts[other]) not in taken
+            if may(text, texts[other])
         ]
         fitting = [
             owners[other]

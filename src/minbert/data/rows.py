@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from minbert.config import Recipe, lender
-from minbert.data.negatives import Nearest, Pair, draw_negatives, known_pairs, pair_of
+from minbert.data.negatives import Nearest, Pair, draw_negatives, groups_of, known_pairs, pair_of
 from minbert.data.raw import Examples, read_split
 from minbert.errors import MinbertError
 from minbert.tasks import Borrow, Task
 
 BORROWED, NEGATIVES = 21, 22  # what a generator is for, as samplers.PASSES
+ALIKE = 0.8  # of the scale: from there on two texts mean the same
 
 
 def training_rows(recipe: Recipe, task: Task, folder: Path, *, nearest: Nearest | None = None) -> Examples:
@@ -48,7 +49,8 @@ def training_rows(recipe: Recipe, task: Task, folder: Path, *, nearest: Nearest 
         # Rows that `only` left out are pairs of the files too
         whole = read_split(replace(task, only=""), "train", folder) if task.only else own
         rng = np.random.default_rng([recipe.seed, NEGATIVES, place])
-        found = add_negatives(task, own, found, known=dev | known_pairs(whole, found), rng=rng, nearest=nearest)
+        known = dev | known_pairs(whole, found)
+        found = add_negatives(task, own, found, whole=whole, known=known, rng=rng, nearest=nearest)
     return found
 
 
@@ -85,11 +87,15 @@ def add_negatives(
     own: Examples,
     found: Examples,
     *,
+    whole: Examples,
     known: Collection[Pair],
     rng: np.random.Generator,
     nearest: Nearest | None,
 ) -> Examples:
-    """What was found so far, with negatives of the task's own rows: borrowed ones have none."""
+    """What was found so far, with negatives of the task's own rows: borrowed ones have none.
+
+    `whole` has the rows of all classes, which tell what belongs together.
+    """
     if task.negative_kind == "mined" and nearest is None:
         raise MinbertError(f'[tasks.{task.name}] negative_kind is "mined"; expected an encoder to mine with')
     extra = draw_negatives(
@@ -99,6 +105,7 @@ def add_negatives(
         known=known,
         rng=rng,
         nearest=nearest if task.negative_kind == "mined" else None,
+        groups=groups_of(whole, 1 if task.is_classification else task.low + ALIKE * (task.high - task.low)),
     )
     if not len(extra):
         raise MinbertError(f"[tasks.{task.name}] negatives: none of {len(own):,} rows has one; expected more texts")
