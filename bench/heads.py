@@ -11,9 +11,10 @@ from typing import Any
 from bench.measure import Timed, ratio, save, spread, synchronize, take_turns
 from bench.settings import Settings, parser_of, settings_of
 from bench.texts import sentences
-from minbert.config import SAMPLE, parse_recipe
+from minbert.config import SAMPLE
 from minbert.delivery.predictor import Predictor
 from minbert.experiment import new_model
+from minbert.recipes import parse_recipe
 
 COUNT = {"cuda": 10_000, "cpu": 500}
 ROUNDS = 3

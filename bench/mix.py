@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from bench.measure import Timing
-from minbert.config import SAMPLE, Recipe, read_recipe
+from minbert.config import SAMPLE, Recipe
 from minbert.data.inputs import Inputs
 from minbert.data.raw import Examples
 from minbert.data.samplers import Step, make_sampler
 from minbert.data.tokenizer import Tokenizer
-from minbert.experiment import prepare
+from minbert.preparing import prepare
+from minbert.recipes import read_recipe
 
 ROOT = Path(__file__).parent.parent
 DROPOUT = ("model.dropout=0.1", "model.encoder_dropout=0.1")

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import scores, tables
-from minbert.config import read_toml
 from minbert.reproduction.recipes import find_papers
+from minbert.toml_tables import read_toml
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- numbers:([a-z0-9-]+) -->\n)(.*?)(<!-- /numbers -->)", re.DOTALL)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from minbert.config import Recipe, parse_recipe
+from minbert.config import Recipe
 from minbert.data.inputs import Batch, Inputs, collate
 from minbert.data.samplers import Part
 from minbert.data.tokenizer import Truncation
 from minbert.model.multitask import MultitaskModel
+from minbert.recipes import parse_recipe
 from tests.sequences import masking_of, small_encoder, texts_of, tokens_of
 
 TASKS: dict[str, dict[str, Any]] = {"sst": {}, "sts": {"head": "cosine"}}  # one view, and two

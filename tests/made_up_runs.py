@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from minbert.config import as_dict, parse_recipe, to_toml
 from minbert.evaluation.metrics import confusion_matrix, per_class_accuracy
+from minbert.recipes import as_dict, parse_recipe, to_toml
 
 FIVE = ("very negative", "negative", "neutral", "positive", "very positive")
 TASKS: dict[str, dict[str, Any]] = {

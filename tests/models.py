@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from minbert.config import parse_recipe
 from minbert.data.tokenizer import Tokenizer
 from minbert.experiment import new_model
 from minbert.model.multitask import MultitaskModel
 from minbert.model.saved import Manifest
+from minbert.recipes import parse_recipe
 
 THREE: dict[str, dict[str, Any]] = {"sst": {}, "quora": {}, "sts": {}}
 TEXTS = [

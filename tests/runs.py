@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
-from minbert.config import Recipe, parse_recipe
+from minbert.config import Recipe
 from minbert.data.samplers import Plan
-from minbert.experiment import new_model, prepare
+from minbert.experiment import new_model
+from minbert.preparing import prepare
+from minbert.recipes import parse_recipe
 from minbert.training.checkpoint import list_checkpoints
 from minbert.training.metrics_log import read_metrics
 from minbert.training.trainer import Silent, Trainer

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from minbert.config import SAMPLE, Recipe, parse_recipe
+from minbert.config import SAMPLE, Recipe
 from minbert.data.check import DataReport, Lengths, SplitReport, check_data, count_words, render, summary, token_counter
+from minbert.recipes import parse_recipe
 
 Write = Callable[..., Path]
 HEADERS = {"sst": "sentence\tsentiment", "quora": "sentence1\tsentence2\tis_duplicate"}

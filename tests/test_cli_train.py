@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from minbert import cli, console, experiment
-from minbert.config import read_recipe, to_toml
 from minbert.errors import MinbertError
 from minbert.experiment import Run, train
+from minbert.recipes import read_recipe, to_toml
 from tests.runs import left_behind, small_recipe
 
 

@@ -20,14 +20,10 @@ from minbert.config import (
     Recipe,
     SamplerConfig,
     TrainingConfig,
-    as_dict,
     data_folder,
-    differences,
-    parse_recipe,
-    read_recipe,
-    to_toml,
 )
 from minbert.errors import MinbertError
+from minbert.recipes import as_dict, differences, parse_recipe, read_recipe, to_toml
 from minbert.tasks import BUILT_IN, HEADS, LOSSES, Task, check_task
 
 MULTITASK = """

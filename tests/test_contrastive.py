@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from minbert.config import SAMPLE, parse_recipe, to_toml
+from minbert.config import SAMPLE
 from minbert.data.check import check_data
 from minbert.data.inputs import Inputs, collate, tokenize
 from minbert.data.raw import EMPTY_TEXT, Examples, read_split
@@ -27,6 +27,7 @@ from minbert.evaluation.results import compare_runs, read_predictions
 from minbert.experiment import evaluate_model, train
 from minbert.model.heads import build_head
 from minbert.model.multitask import MultitaskModel, encode_pooled, outputs_of, ready
+from minbert.recipes import parse_recipe, to_toml
 from minbert.tasks import CONTRASTIVE, HEADS, LOSSES, Task, check_task
 from minbert.training.contrastive import anchors_of, build_contrastive
 from minbert.training.losses import UncertaintyWeighting, build_loss
@@ -249,7 +250,7 @@ def test_a_built_in_task_without_its_labels() -> None:
 
 
 def test_a_contrastive_recipe_is_written_and_read_again(tmp_path: Path) -> None:
-    from minbert.config import read_recipe
+    from minbert.recipes import read_recipe
 
     row = {"kind": "contrastive", "text": "a", "text2": "b", "text3": "c", "train": "t.tsv", "dev": "d.tsv"}
     recipe = parse({"triplets": row | {"temperature": 0.1}}, name="r", training={"cache_rows": 4})
@@ -578,7 +579,7 @@ def test_a_contrastive_run_from_files_to_a_report(tiny_encoder: Path, texts: Pat
 
 
 def test_the_recipe_of_the_page_can_be_read(tmp_path: Path) -> None:
-    from minbert.config import read_recipe
+    from minbert.recipes import read_recipe
 
     page = (Path(__file__).parent.parent / "docs" / "contrastive.md").read_text(encoding="utf-8")
     (tmp_path / "page.toml").write_text(page.split("```toml\n")[1].split("```")[0])

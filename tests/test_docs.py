@@ -42,7 +42,7 @@ def test_the_examples_run(tiny_encoder: Path) -> None:
 
 
 def test_the_recipes_of_your_data_can_be_read(tmp_path: Path) -> None:
-    from minbert.config import read_recipe
+    from minbert.recipes import read_recipe
 
     blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "your-data.md").read_text(), re.DOTALL)
     expected = [["topic", "urgency"], ["quora", "sts"], ["sst"]]

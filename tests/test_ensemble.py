@@ -16,7 +16,7 @@ import pytest
 
 import minbert
 from minbert import ensembles
-from minbert.config import EnsembleConfig, parse_recipe
+from minbert.config import EnsembleConfig
 from minbert.data.inputs import tokenize
 from minbert.data.raw import Examples
 from minbert.data.tokenizer import Tokenizer
@@ -31,6 +31,7 @@ from minbert.experiment import Run, evaluate_model, train
 from minbert.model import saved
 from minbert.model.answers import Decision, decode, mean_outputs
 from minbert.model.saved import load_model, read_manifest, save_model, update_manifest
+from minbert.recipes import parse_recipe
 from minbert.tasks import BUILT_IN, check_task
 from tests.models import PAIRS, TEXTS, THREE, make
 from tests.runs import Listener, Stopped, left_behind, small_recipe, unlike

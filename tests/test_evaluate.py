@@ -19,9 +19,10 @@ from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss
 from minbert.config import Recipe
 from minbert.data.inputs import Inputs
 from minbert.evaluation.evaluate import choose_decision, evaluate_task, labels_of, overall, quick_scores
-from minbert.experiment import new_model, prepare
+from minbert.experiment import new_model
 from minbert.model.answers import Decision, decode
 from minbert.model.multitask import MultitaskModel, outputs_of
+from minbert.preparing import prepare
 from minbert.tasks import BUILT_IN, Task, check_task
 from tests.runs import small_recipe
 

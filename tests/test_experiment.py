@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from minbert import experiment
-from minbert.config import SAMPLE, Recipe, as_dict, read_recipe, to_toml
+from minbert.config import SAMPLE, Recipe
 from minbert.data.raw import fingerprint
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError
@@ -22,6 +22,7 @@ from minbert.evaluation.evaluate import Evaluation
 from minbert.experiment import Run, choose_device, evaluate_model, train
 from minbert.model.answers import Decision
 from minbert.model.saved import load_model, read_manifest
+from minbert.recipes import as_dict, read_recipe, to_toml
 from minbert.training.metrics_log import read_metrics
 from tests.runs import FILES, Listener, Stopped, left_behind, small_recipe
 

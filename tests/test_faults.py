@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from minbert.config import Recipe, to_toml
+from minbert.config import Recipe
 from minbert.errors import MinbertError
 from minbert.evaluation.results import read_results
 from minbert.experiment import train
 from minbert.model.saved import load_model
+from minbert.recipes import to_toml
 from minbert.training.checkpoint import list_checkpoints
 from minbert.training.metrics_log import read_metrics
 from tests.runs import Listener, Stopped, last_checkpoint, small_recipe, unlike

@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from minbert.config import parse_recipe
 from minbert.errors import MinbertError
 from minbert.experiment import train
+from minbert.recipes import parse_recipe
 from minbert.training import gradients
 from minbert.training.gradients import (
     CAGrad,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import BertConfig, BertForMaskedLM, MPNetConfig, MPNetForMaskedLM
 
-from minbert.config import SAMPLE, Recipe, as_dict, parse_recipe
+from minbert.config import SAMPLE, Recipe
 from minbert.data.inputs import Inputs, collate
 from minbert.data.masking import Masking
 from minbert.data.samplers import Part, make_sampler
@@ -30,9 +30,11 @@ from minbert.errors import MinbertError
 from minbert.evaluation.evaluate import labels_of, quick_scores
 from minbert.evaluation.report import write_report
 from minbert.evaluation.results import compare_runs, read_predictions, read_results
-from minbert.experiment import Run, evaluate_model, new_model, prepare, train
+from minbert.experiment import Run, evaluate_model, new_model, train
 from minbert.model.heads import Vocabulary
 from minbert.model.multitask import MultitaskModel, outputs_of, ready
+from minbert.preparing import prepare
+from minbert.recipes import as_dict, parse_recipe
 from minbert.training.gradients import add_gradients
 from minbert.training.losses import build_loss
 from minbert.training.step import TrainStep

@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from minbert.config import SAMPLE, Recipe, as_dict, differences, parse_recipe, read_recipe, read_toml
+from minbert.config import SAMPLE, Recipe
 from minbert.data.samplers import SAMPLERS, Thinned
 from minbert.experiment import new_model, train
 from minbert.model.heads import BUILDERS, BothOrders, Vocabulary
+from minbert.recipes import as_dict, differences, parse_recipe, read_recipe
 from minbert.reproduction.recipes import COMMON, EVERY_TASK, FINDINGS, MEAN, find_papers
 from minbert.tasks import Task
+from minbert.toml_tables import read_toml
 from minbert.training import step as training_step
 from minbert.training.gradients import CAGrad, GradVac, PCGrad, add_gradients
 from minbert.training.optimizers import AdamW, RAdam

@@ -83,7 +83,7 @@ recipe, out = Path(words[0]), Path(words[words.index("--out") + 1])
 (recipe.parent / f"{recipe.stem}.calls").open("a").write(" ".join(words) + chr(10))
 out.mkdir(parents=True, exist_ok=True)
 sys.path.insert(0, SOURCE)
-from minbert.config import read_recipe, to_toml, as_dict
+from minbert.recipes import as_dict, read_recipe, to_toml
 sets = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
 resolved = read_recipe(recipe, sets=sets, seed=int(words[words.index("--seed") + 1]))
 (out / "recipe.toml").write_text(to_toml(resolved))

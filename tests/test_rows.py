@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minbert.config import Recipe, as_dict, differences, parse_recipe, read_recipe, to_toml
+from minbert.config import Recipe
 from minbert.data.negatives import known_pairs, pair_of
 from minbert.data.raw import read_split
 from minbert.data.rows import training_rows
 from minbert.errors import MinbertError
-from minbert.experiment import prepare, train
+from minbert.experiment import train
 from minbert.model.saved import read_manifest
+from minbert.preparing import prepare
+from minbert.recipes import as_dict, differences, parse_recipe, read_recipe, to_toml
 from tests.runs import small_recipe
 
 BORROW = {"task": "quora", "only": "duplicate", "low": 4, "high": 5}

@@ -14,12 +14,13 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from minbert.config import Recipe, as_dict, differences, parse_recipe, read_recipe, to_toml
+from minbert.config import Recipe
 from minbert.console import RunWatcher
 from minbert.errors import MinbertError
 from minbert.evaluation.results import read_results
 from minbert.experiment import new_model, train
 from minbert.model.saved import load_model
+from minbert.recipes import as_dict, differences, parse_recipe, read_recipe, to_toml
 from minbert.training import trainer
 from tests.runs import Listener, Stopped, left_behind, small_recipe, unlike
 

@@ -28,7 +28,7 @@ from minbert.data.cache import FORMAT, LIMIT, TokenCache, _key
 from minbert.data.inputs import tokenize_view
 from minbert.data.tokenizer import Tokenizer, Tokens
 from minbert.errors import MinbertError
-from minbert.experiment import Unwatched, prepare
+from minbert.preparing import Unwatched, prepare
 from tests.runs import small_recipe
 
 TEXTS = ["the cat sat.", "hello world", "a dog ran and then the bird sang.", "", "hello", "nobody knows this"]

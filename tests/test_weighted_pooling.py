@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from minbert.config import parse_recipe
 from minbert.data.cache import TokenCache
 from minbert.data.inputs import Inputs, collate, tokenize
 from minbert.data.raw import Examples
@@ -24,6 +23,7 @@ from minbert.model.encoder import pool_packed
 from minbert.model.multitask import encode_pooled, outputs_of
 from minbert.model.packed import pack
 from minbert.model.runner import CpuRunner, PlainRunner
+from minbert.recipes import parse_recipe
 from minbert.training.graphs import lay_out, layout_of
 from tests import tagger
 from tests.models import PAIRS, TEXTS, make

@@ -97,6 +97,6 @@ def predict(
 
 def read_recipe(path: str | Path, *, sets: Iterable[str] = (), seed: int | None = None) -> Recipe:
     """A recipe file, changed by settings such as "training.epochs=3"."""
-    from minbert.config import read_recipe as read
+    from minbert.recipes import read_recipe as read
 
     return read(path, sets=sets, seed=seed)

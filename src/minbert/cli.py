@@ -221,9 +221,9 @@ def train(
 ) -> None:
     """Train a recipe: one encoder, its tasks, their files."""
     needs_torch("minbert train")
-    from minbert.config import read_recipe
     from minbert.evaluation.results import write_json
     from minbert.experiment import train as run_training
+    from minbert.recipes import read_recipe
 
     sets = [*(set or []), *([f"model.encoder={encoder}"] if encoder else [])]
     chosen = read_recipe(recipe, sets=sets, seed=seed)
@@ -255,10 +255,10 @@ def evaluate(
 ) -> None:
     """Score a model on dev: every metric with a bootstrap 95% interval."""
     needs_torch("minbert evaluate")
-    from minbert.config import read_recipe
     from minbert.evaluation.evaluate import overall
     from minbert.evaluation.results import write_json
     from minbert.experiment import evaluate_model
+    from minbert.recipes import read_recipe
 
     chosen = read_recipe(recipe, sets=set or []) if recipe else None
     with RunWatcher() as watcher:
@@ -497,8 +497,9 @@ def data_stats(recipe: RecipePath, set: SetOption = None, data: DataOption = Non
 
 
 def _describe_data(recipe: Path, set: list[str] | None, data: str | None, *, stats: bool) -> bool:
-    from minbert.config import data_folder, read_recipe
+    from minbert.config import data_folder
     from minbert.data.check import check_data, render, token_counter
+    from minbert.recipes import read_recipe
 
     chosen = read_recipe(recipe, sets=set or [])
     count, ok = token_counter(chosen.model.encoder), True

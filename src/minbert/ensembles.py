@@ -22,23 +22,12 @@ from minbert.delivery.predictor import Ensemble, Predictor
 from minbert.errors import MinbertError, shown
 from minbert.evaluation.evaluate import choose_decision, evaluate_task, overall
 from minbert.evaluation.results import read_results
-from minbert.experiment import (
-    Preparing,
-    Run,
-    check_run,
-    check_same_files,
-    choose_device,
-    dev_outputs,
-    finish,
-    new_model,
-    open_run,
-    prepare,
-    train,
-    train_sample_of,
-)
+from minbert.experiment import Run, check_run, choose_device, dev_outputs, new_model, open_run, train
+from minbert.finishing import finish
 from minbert.machine import choose_precision, set_threads
 from minbert.model.neighbours import Neighbours
 from minbert.model.saved import MANIFEST, Manifest, check_members, read_manifest, save_ensemble, update_manifest
+from minbert.preparing import Preparing, check_same_files, prepare, train_sample_of
 from minbert.training.trainer import Watcher
 
 

@@ -9,11 +9,8 @@ chosen model, which every other command takes. With stages, stages/1-NAME/ is a 
 
 from __future__ import annotations
 
-import json
 import shutil
-import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -25,27 +22,24 @@ import torch
 from numpy.typing import NDArray
 
 from minbert.atomic import write_text
-from minbert.config import Recipe, as_dict, data_folder, differences, parse_recipe, read_recipe, to_toml
+from minbert.config import Recipe, data_folder
 from minbert.data.cache import TokenCache
-from minbert.data.inputs import Inputs, tokenize, tokenize_view
-from minbert.data.negatives import Nearest
-from minbert.data.raw import Examples, fingerprint, read_split
-from minbert.data.rows import fingerprint_of, training_rows
 from minbert.data.tokenizer import Tokenizer
 from minbert.delivery.backends import Precision, choose_backend
 from minbert.delivery.predictor import Predictor
 from minbert.encoders import find_encoder
 from minbert.errors import MinbertError, shown
-from minbert.evaluation.evaluate import Evaluation, choose_decision, evaluate_task, labels_of, overall, quick_scores
-from minbert.evaluation.geometry import PURPOSE, Geometry, measure, positives, sample
-from minbert.evaluation.results import environment, gap, read_results, write_json, write_predictions
+from minbert.evaluation.evaluate import Evaluation, evaluate_task, labels_of, quick_scores
+from minbert.evaluation.results import read_results, write_json
+from minbert.finishing import done_by, finish, geometries
 from minbert.machine import set_threads
-from minbert.model.multitask import MultitaskModel, encode_pooled, outputs_of, vectors_pooled
+from minbert.model.multitask import MultitaskModel, outputs_of
 from minbert.model.neighbours import Neighbours
 from minbert.model.pretrained import has_vocabulary, load_folder, load_vocabulary
-from minbert.model.saved import Manifest, build_model, load_model, read_manifest, save_model, update_manifest
-from minbert.tasks import HEADS, Task
-from minbert.training.selection import snapshot_folder
+from minbert.model.saved import Manifest, build_model, load_model, save_model
+from minbert.preparing import Prepared, Preparing, Unwatched, changed_files, check_same_files, prepare, train_sample_of
+from minbert.recipes import differences, parse_recipe, read_recipe, to_toml
+from minbert.tasks import Task
 from minbert.training.trainer import Silent, Trainer, Watcher
 
 
@@ -62,61 +56,12 @@ class Run:
         return self.folder / "model"
 
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """The splits of a recipe, read and tokenized."""
-
-    examples: Mapping[str, Mapping[str, Examples]]
-    """By split and task."""
-    inputs: Mapping[str, Mapping[str, Inputs]]
-
-    def notes(self) -> dict[str, Any]:
-        """What was read, skipped and cut: nothing is dropped silently."""
-        return {
-            split: {
-                task: {
-                    "rows": len(examples),
-                    "skipped": dict(examples.skipped),
-                    **_added(examples),
-                    "truncated": {
-                        "texts": self.inputs[split][task].truncation.texts,
-                        "tokens": self.inputs[split][task].truncation.tokens,
-                    },
-                    "files": dict(examples.files),
-                }
-                for task, examples in tasks.items()
-            }
-            for split, tasks in self.examples.items()
-        }
-
-
-def _added(examples: Examples) -> dict[str, Any]:
-    """Rows that are not the files' own, and what all of them are: a run goes on only with the very same."""
-    return {"added": dict(examples.added), "sha256": fingerprint_of(examples)} if examples.added else {}
-
-
-@runtime_checkable
-class Preparing(Protocol):
-    """A watcher that also wants to know what happens before the first step."""
-
-    def preparing(self, what: str) -> None: ...
-    def prepared(self, note: str) -> None: ...
-    def warn(self, message: str) -> None: ...
-
-
 @runtime_checkable
 class StageWatcher(Protocol):
     """A watcher that also wants to know which part of a run with stages begins."""
 
     def entering(self, name: str, number: int, parts: int) -> None:
         """A stage, or after them, as the last part, the recipe's own tasks."""
-
-
-class Unwatched:
-    def preparing(self, what: str) -> None: ...
-    def prepared(self, note: str) -> None: ...
-    def warn(self, message: str) -> None:
-        warnings.warn(message, stacklevel=2)
 
 
 @torch.random.fork_rng(devices=[])  # new layers draw from torch's own generator, which is put back as it was
@@ -263,15 +208,15 @@ def _train_part(
     chosen.use(trainer.precision, kernels=recipe.training.kernels)
     try:
         done = {
-            **_done(trainer),
-            "geometry": _geometries(chosen, tokenizer, prepared, recipe),
+            **done_by(trainer),
+            "geometry": geometries(chosen, tokenizer, prepared, recipe),
             "masked_layers": layers,
             "stages": _stages_before(folder, recipe),
         }
         results = finish(recipe, folder, prepared, sample, partial(outputs_of, chosen), done, device)
     except OSError as error:
         raise MinbertError(f"{shown(folder)}: results not written ({error.strerror}); --resume tries again") from error
-    changed = _changed_files(prepared)
+    changed = changed_files(prepared)
     if changed:
         watcher.warn(f"{', '.join(changed)} changed while the run was going; it used what it had read at the start")
     return results
@@ -320,53 +265,6 @@ def masked_layers(recipe: Recipe) -> dict[str, str]:
     if not masked:
         return {}
     return dict.fromkeys(masked, "published" if has_vocabulary(find_encoder(recipe.model.encoder)) else "fresh")
-
-
-def prepare(
-    recipe: Recipe,
-    tokenizer: Tokenizer,
-    folder: Path,
-    splits: tuple[str, ...] = ("train", "dev"),
-    *,
-    cache: TokenCache | None = None,
-    watcher: Preparing | None = None,
-    nearest: Nearest | None = None,
-) -> Prepared:
-    """Read and tokenize the splits of every task; what the cache holds is not tokenized again.
-
-    `nearest` finds hard negatives, for tasks that ask for them.
-    """
-    watcher = watcher or Unwatched()
-    examples: dict[str, dict[str, Examples]] = {}
-    inputs: dict[str, dict[str, Inputs]] = {}
-    started, rows = time.perf_counter(), 0
-    for split in splits:
-        for place, task in enumerate(recipe.tasks):
-            if split == "train" and not task.trained and not task.train:
-                continue
-            if not getattr(task, split):
-                raise MinbertError(f"[tasks.{task.name}] has no {split} files; expected them")
-            watcher.preparing(f"reading {task.name} {split}")
-            if split == "train":
-                found = training_rows(recipe, task, folder, nearest=nearest)
-            else:
-                found = read_split(task, split, folder)  # type: ignore[arg-type]
-            watcher.preparing(f"tokenizing {task.name} {split}, {len(found):,} rows")
-            limit, seeds = recipe.model.max_tokens, {"seed": recipe.seed, "place": place}
-            weights = pooling_weights(recipe, task)
-            tokens = tokenize(task, found, tokenizer, limit, cache=cache, weights=weights, **seeds)
-            examples.setdefault(split, {})[task.name] = found
-            inputs.setdefault(split, {})[task.name] = tokens
-            rows += len(found)
-    tried = cache.hits + cache.misses if cache else 0
-    from_cache = f", {cache.hits} of {tried} sets of tokens from the cache" if cache and tried else ""
-    watcher.prepared(f"{rows:,} rows prepared in {time.perf_counter() - started:.1f} s{from_cache}")
-    return Prepared(examples, inputs)
-
-
-def pooling_weights(recipe: Recipe, task: Task) -> Mapping[str, float] | None:
-    """By part of speech, where the task pools with them."""
-    return recipe.model.pooling_weights if (task.pooling or recipe.model.pooling) == "weighted" else None
 
 
 def evaluate_model(
@@ -439,23 +337,6 @@ def check_run(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
         raise MinbertError(f"{shown(folder)} holds a run already; --resume goes on with it, --out names another folder")
 
 
-def check_same_files(folder: Path, prepared: Prepared) -> None:
-    """data.json remembers what was read; a run goes on only with the same bytes."""
-    path = folder / "data.json"
-    if not path.exists():
-        return
-    before = json.loads(path.read_text(encoding="utf-8"))
-    for split, tasks in prepared.notes().items():
-        for task, note in tasks.items():
-            if list(note["files"].values()) != list(before[split][task]["files"].values()):
-                raise MinbertError(f"{', '.join(note['files'])} ({task}, {split}) changed since the run was started")
-            if note.get("sha256") != before[split][task].get("sha256"):
-                raise MinbertError(
-                    f"{task}, {split}: the rows drawn ({', '.join(note.get('added', {}))}) are others than those the run "
-                    "was started with; expected the same encoder, on the same device"
-                )
-
-
 def _open(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
     try:
         open_run(folder, recipe, prepared, overwrite=overwrite)
@@ -476,127 +357,3 @@ def open_run(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: boo
             (folder / name).unlink(missing_ok=True)
     write_text(folder / "recipe.toml", to_toml(recipe))
     write_json(folder / "data.json", prepared.notes())
-
-
-def _changed_files(prepared: Prepared) -> list[str]:
-    files = {
-        name: digest
-        for tasks in prepared.examples.values()
-        for found in tasks.values()
-        for name, digest in found.files.items()
-    }
-    return [name for name, digest in files.items() if not Path(name).exists() or fingerprint(Path(name)) != digest]
-
-
-def train_sample_of(train_inputs: Mapping[str, Inputs], recipe: Recipe) -> dict[str, Inputs]:
-    """The fixed training rows that are scored beside dev."""
-    size = recipe.training.train_sample
-    if not size:
-        return {}
-    rng = np.random.default_rng([recipe.seed, 3])
-    return {name: inputs.take(np.sort(rng.permutation(len(inputs))[:size])) for name, inputs in train_inputs.items()}
-
-
-def _done(trainer: Trainer) -> dict[str, Any]:
-    """What training took and left."""
-    done = {
-        "steps": trainer.step,
-        "planned_steps": trainer.plan.steps,
-        "whole_steps": trainer.plan.whole,
-        "rows": trainer.rows,
-        "seconds": round(trainer.seconds, 1),
-    }
-    if not trainer.recipe.training.snapshots:
-        return done
-    found = trainer.selection.snapshots.items()
-    return done | {"snapshots": [{"folder": snapshot_folder(step), "step": step, **entry} for step, entry in found]}
-
-
-def finish(
-    recipe: Recipe,
-    folder: Path,
-    prepared: Prepared,
-    sample: Mapping[str, Inputs],
-    answer: Callable[[Inputs], NDArray[np.float32]],
-    done: Mapping[str, Any],
-    device: torch.device,
-) -> dict[str, Any]:
-    """Score the chosen model in full, choose its decisions on dev, and write results.json.
-
-    Args:
-        answer: the chosen model's outputs.
-        done: what training took and left, for results.json.
-    """
-    rng = np.random.default_rng([recipe.seed, 4])
-    dev: dict[str, Evaluation] = {}
-    seen: dict[str, Evaluation] = {}
-    decisions, tuned = {}, {}
-    for task in recipe.tasks:
-        inputs = prepared.inputs["dev"][task.name]
-        outputs, labels = answer(inputs), labels_of(inputs)
-        dev[task.name] = evaluate_task(task, labels, outputs, rng=rng)
-        decisions[task.name] = choose_decision(task, labels, outputs)
-        tuned[task.name] = evaluate_task(task, labels, outputs, rng=rng, decision=decisions[task.name])
-        write_predictions(folder, task, prepared.examples["dev"][task.name], dev[task.name])
-        if task.name in sample:
-            rows = sample[task.name]
-            seen[task.name] = evaluate_task(task, labels_of(rows), answer(rows), rng=rng, samples=200)
-    tasks = {task.name: task for task in recipe.tasks}
-    scores = {name: found.score for name, found in dev.items()}
-    results = {
-        "name": recipe.name,
-        "about": recipe.about,
-        "encoder": recipe.model.encoder,
-        "seed": recipe.seed,
-        "kinds": {name: task.kind for name, task in tasks.items()},
-        "overall": overall(scores, tasks),
-        "dev": {name: found.summary() for name, found in dev.items()},
-        "train": {name: found.summary() for name, found in seen.items()},
-        "gap": {name: gap(seen[name].score if name in seen else None, score) for name, score in scores.items()},
-        "tuned_on_dev": {
-            name: {
-                "temperature": decisions[name].temperature,
-                "threshold": decisions[name].threshold if len(tasks[name].classes) == 2 else None,
-                "metrics": found.summary()["metrics"],
-            }
-            for name, found in tuned.items()
-            if tasks[name].is_classification
-        },
-        **done,
-        "data": prepared.notes(),
-        "environment": environment(str(device)),
-        "recipe": as_dict(recipe),
-    }
-    scored = {"overall": results["overall"], "dev": results["dev"]}
-    manifest = read_manifest(folder / "model")
-    update_manifest(folder / "model", replace(manifest, decisions=decisions, scores=scored))
-    write_json(folder / "results.json", results)
-    return results
-
-
-def _geometries(
-    model: MultitaskModel, tokenizer: Tokenizer, prepared: Prepared, recipe: Recipe
-) -> dict[str, Mapping[str, Any]]:
-    return {
-        task.name: _geometry(model, tokenizer, task, prepared.examples["dev"][task.name], recipe).summary()
-        for task in recipe.tasks
-        if task.answers_pairs
-    }
-
-
-def _geometry(model: MultitaskModel, tokenizer: Tokenizer, task: Task, examples: Examples, recipe: Recipe) -> Geometry:
-    """How the texts of a sample of pairs lie to each other. They are read one by one, whatever the task's head reads:
-    their vectors are those that the head compares, or else the pooled ones."""
-    rng = np.random.default_rng([recipe.seed, PURPOSE])
-    rows = sample(len(examples), rng)
-    columns = [examples.texts] if examples.pairs is None else [examples.texts, examples.pairs]
-    how, limit = model.poolings[task.name], min(recipe.model.max_tokens, tokenizer.positions)
-    pooled = []
-    for column in columns:
-        texts = [column[row] for row in rows]
-        tokens = tokenize_view("first", tokenizer, texts, None, limit, weights=pooling_weights(recipe, task))
-        pooled.append(encode_pooled(model.runner, tokens, [how])[how])
-    compares = HEADS[task.head].compares
-    vectors = [vectors_pooled(model, task.name, [view]) if compares else view for view in pooled]
-    labels = None if examples.labels is None else examples.labels[rows]
-    return measure(vectors, positives(task, labels), rng, of=task.head if compares else how)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from rich.table import Table
 
-from minbert.config import read_recipe
 from minbert.console import RunWatcher, err, out, print_results
 from minbert.delivery.predictor import Predictor
 from minbert.encoders import find_encoder, get_encoder
 from minbert.errors import MinbertError, shown
 from minbert.evaluation.report import write_report
 from minbert.experiment import train
+from minbert.recipes import read_recipe
 
 RECIPE = Path(__file__).parent / "data" / "sample" / "recipe.toml"
 SENTENCES = [

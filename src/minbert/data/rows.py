@@ -16,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from minbert.config import Recipe, lender
+from minbert.config import Recipe
 from minbert.data.negatives import Nearest, Pair, draw_negatives, groups_of, known_pairs, pair_of
 from minbert.data.raw import Examples, read_split
 from minbert.errors import MinbertError
+from minbert.recipe_checks import lender
 from minbert.tasks import Borrow, Task
 
 BORROWED, NEGATIVES = 21, 22  # what a generator is for, as samplers.PASSES

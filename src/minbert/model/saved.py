@@ -29,12 +29,13 @@ from safetensors.torch import load_file, save_file
 
 from minbert import __version__
 from minbert.atomic import atomic_folder, settle, write_text
-from minbert.config import ModelConfig, parse_recipe
+from minbert.config import ModelConfig
 from minbert.data.tokenizer import Tokenizer
 from minbert.errors import MinbertError, shown
 from minbert.model.answers import Decision
 from minbert.model.multitask import MultitaskModel
 from minbert.model.pretrained import load_folder, save_encoder
+from minbert.recipes import parse_recipe
 from minbert.tasks import Task
 
 FORMAT = 1

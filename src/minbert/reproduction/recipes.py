@@ -14,8 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from minbert.config import PaperConfig, from_table, read_toml
+from minbert.config import PaperConfig
 from minbert.errors import MinbertError, shown, suggest
+from minbert.toml_tables import from_table, read_toml
 
 FINDINGS = "findings.toml"
 COMMON = "common"

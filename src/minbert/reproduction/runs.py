@@ -23,9 +23,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from minbert.config import Recipe, as_dict, differences, parse_recipe, read_recipe
+from minbert.config import Recipe
 from minbert.errors import MinbertError, shown
 from minbert.evaluation.results import read_results, write_json
+from minbert.recipes import as_dict, differences, parse_recipe, read_recipe
 from minbert.reproduction.recipes import Paper, Row
 from minbert.training.metrics_log import read_metrics
 

@@ -1,0 +1,155 @@
+"""A recipe's files to token sequences, before anything is trained or scored: what was read, skipped, added and cut."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from minbert.config import Recipe
+from minbert.data.cache import TokenCache
+from minbert.data.inputs import Inputs, tokenize
+from minbert.data.negatives import Nearest
+from minbert.data.raw import Examples, fingerprint, read_split
+from minbert.data.rows import fingerprint_of, training_rows
+from minbert.data.tokenizer import Tokenizer
+from minbert.errors import MinbertError
+from minbert.tasks import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """The splits of a recipe, read and tokenized."""
+
+    examples: Mapping[str, Mapping[str, Examples]]
+    """By split and task."""
+    inputs: Mapping[str, Mapping[str, Inputs]]
+
+    def notes(self) -> dict[str, Any]:
+        """What was read, skipped and cut: nothing is dropped silently."""
+        return {
+            split: {
+                task: {
+                    "rows": len(examples),
+                    "skipped": dict(examples.skipped),
+                    **_added(examples),
+                    "truncated": {
+                        "texts": self.inputs[split][task].truncation.texts,
+                        "tokens": self.inputs[split][task].truncation.tokens,
+                    },
+                    "files": dict(examples.files),
+                }
+                for task, examples in tasks.items()
+            }
+            for split, tasks in self.examples.items()
+        }
+
+
+def _added(examples: Examples) -> dict[str, Any]:
+    """Rows that are not the files' own, and what all of them are: a run goes on only with the very same."""
+    return {"added": dict(examples.added), "sha256": fingerprint_of(examples)} if examples.added else {}
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A watcher that also wants to know what happens before the first step."""
+
+    def preparing(self, what: str) -> None: ...
+    def prepared(self, note: str) -> None: ...
+    def warn(self, message: str) -> None: ...
+
+
+class Unwatched:
+    def preparing(self, what: str) -> None: ...
+    def prepared(self, note: str) -> None: ...
+    def warn(self, message: str) -> None:
+        warnings.warn(message, stacklevel=2)
+
+
+def prepare(
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    folder: Path,
+    splits: tuple[str, ...] = ("train", "dev"),
+    *,
+    cache: TokenCache | None = None,
+    watcher: Preparing | None = None,
+    nearest: Nearest | None = None,
+) -> Prepared:
+    """Read and tokenize the splits of every task; what the cache holds is not tokenized again.
+
+    `nearest` finds hard negatives, for tasks that ask for them.
+    """
+    watcher = watcher or Unwatched()
+    examples: dict[str, dict[str, Examples]] = {}
+    inputs: dict[str, dict[str, Inputs]] = {}
+    started, rows = time.perf_counter(), 0
+    for split in splits:
+        for place, task in enumerate(recipe.tasks):
+            if split == "train" and not task.trained and not task.train:
+                continue
+            if not getattr(task, split):
+                raise MinbertError(f"[tasks.{task.name}] has no {split} files; expected them")
+            watcher.preparing(f"reading {task.name} {split}")
+            if split == "train":
+                found = training_rows(recipe, task, folder, nearest=nearest)
+            else:
+                found = read_split(task, split, folder)  # type: ignore[arg-type]
+            watcher.preparing(f"tokenizing {task.name} {split}, {len(found):,} rows")
+            limit, seeds = recipe.model.max_tokens, {"seed": recipe.seed, "place": place}
+            weights = pooling_weights(recipe, task)
+            tokens = tokenize(task, found, tokenizer, limit, cache=cache, weights=weights, **seeds)
+            examples.setdefault(split, {})[task.name] = found
+            inputs.setdefault(split, {})[task.name] = tokens
+            rows += len(found)
+    tried = cache.hits + cache.misses if cache else 0
+    from_cache = f", {cache.hits} of {tried} sets of tokens from the cache" if cache and tried else ""
+    watcher.prepared(f"{rows:,} rows prepared in {time.perf_counter() - started:.1f} s{from_cache}")
+    return Prepared(examples, inputs)
+
+
+def pooling_weights(recipe: Recipe, task: Task) -> Mapping[str, float] | None:
+    """By part of speech, where the task pools with them."""
+    return recipe.model.pooling_weights if (task.pooling or recipe.model.pooling) == "weighted" else None
+
+
+def train_sample_of(train_inputs: Mapping[str, Inputs], recipe: Recipe) -> dict[str, Inputs]:
+    """The fixed training rows that are scored beside dev."""
+    size = recipe.training.train_sample
+    if not size:
+        return {}
+    rng = np.random.default_rng([recipe.seed, 3])
+    return {name: inputs.take(np.sort(rng.permutation(len(inputs))[:size])) for name, inputs in train_inputs.items()}
+
+
+def check_same_files(folder: Path, prepared: Prepared) -> None:
+    """data.json remembers what was read; a run goes on only with the same bytes."""
+    path = folder / "data.json"
+    if not path.exists():
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    for split, tasks in prepared.notes().items():
+        for task, note in tasks.items():
+            if list(note["files"].values()) != list(before[split][task]["files"].values()):
+                raise MinbertError(f"{', '.join(note['files'])} ({task}, {split}) changed since the run was started")
+            if note.get("sha256") != before[split][task].get("sha256"):
+                raise MinbertError(
+                    f"{task}, {split}: the rows drawn ({', '.join(note.get('added', {}))}) are others than those the run "
+                    "was started with; expected the same encoder, on the same device"
+                )
+
+
+def changed_files(prepared: Prepared) -> list[str]:
+    files = {
+        name: digest
+        for tasks in prepared.examples.values()
+        for found in tasks.values()
+        for name, digest in found.files.items()
+    }
+    return [name for name, digest in files.items() if not Path(name).exists() or fingerprint(Path(name)) != digest]

@@ -1,0 +1,220 @@
+"""Recipe files: read, with their bases, stages and changed settings; and written.
+
+    recipe = read_recipe("recipes/multitask.toml", sets=["training.epochs=3"])
+
+A recipe file holds only what differs from the defaults in `config.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from minbert.config import PaperConfig, Recipe
+from minbert.errors import MinbertError, shown, suggest
+from minbert.recipe_checks import check_recipe
+from minbert.tasks import BUILT_IN, Kind, Task, check_task
+from minbert.toml_tables import build, flat, read_toml, toml_key, toml_value
+
+STAGE_KEYS = ("name", "about", "tasks", "model", "sampler", "optimizer", "training")
+
+
+def read_recipe(path: str | Path, *, sets: Iterable[str] = (), seed: int | None = None) -> Recipe:
+    """A recipe file, changed by `key=value` settings such as `optimizer.lr=1e-5` or `tasks.sst.head=mlp`.
+
+    `base = "common.toml"` names another file beside it, of which the recipe holds only what differs.
+    """
+    path = Path(path)
+    raw = _read(path, ())
+    raw.setdefault("name", path.stem)
+    for setting in sets:
+        _apply(raw, setting)
+    if seed is not None:
+        raw["seed"] = seed
+    return parse_recipe(raw, shown(path))
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """A recipe's tables over those of its base, and of that one's; what they are called and stand for stays theirs."""
+    if path.resolve() in above:
+        raise MinbertError(f"{shown(path)}: is the base of its own base; expected an end")
+    raw = read_toml(path)
+    base = raw.pop("base", None)
+    if base is None:
+        return raw
+    if not isinstance(base, str):
+        raise MinbertError(f'{shown(path)}: base is {base!r}; expected a file beside it, such as "common.toml"')
+    under = _read(path.parent / base, (*above, path.resolve()))
+    return _merged({key: value for key, value in under.items() if key not in ("name", "about", "paper")}, raw)
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged, everything else is replaced. What is below keeps its place: tasks have an order."""
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        merged[key] = _merged(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def parse_recipe(raw: Mapping[str, Any], where: str = "recipe") -> Recipe:
+    """A recipe from what TOML (or a dictionary of the same shape) says; checked as a whole."""
+    table = dict(raw)
+    rows = table.pop("tasks", None)
+    if not isinstance(rows, Mapping) or not rows:
+        raise MinbertError(f"{where}: no tasks; expected a table such as [tasks.sst]")
+    tasks = tuple(check_task(_task(name, row, where)) for name, row in rows.items())
+    stages = _stages(table.pop("stages", ()), table.get("model", {}), where)
+    recipe: Recipe = build(Recipe, table, where, tasks=tasks, stages=stages)
+    check_recipe(recipe, where)
+    return recipe
+
+
+def _stages(raw: Any, model: Any, where: str) -> tuple[Recipe, ...]:
+    """The recipes of [[stages]], each over the whole's model table."""
+    if not isinstance(raw, list | tuple) or not all(isinstance(stage, Mapping) for stage in raw):
+        raise MinbertError(f"{where}: stages is {raw!r:.60}; expected tables, each [[stages]]")
+    stages: list[Recipe] = []
+    for number, given in enumerate(raw, start=1):
+        stage = {"name": f"stage-{number}", **given}
+        name = stage["name"]
+        if not isinstance(name, str) or not name.replace("-", "").replace("_", "").isalnum():
+            raise MinbertError(f"{where}: a stage is named {name!r}; expected letters, digits, - and _")
+        if name in [other.name for other in stages]:
+            raise MinbertError(f'{where}: two stages are named "{name}"; expected different names')
+        spot = f'{where}: stage "{name}"'
+        for key in stage:
+            if key == "stages":
+                raise MinbertError(f"{spot} has stages of its own; expected them one after the other")
+            if key not in STAGE_KEYS:
+                near = " (it is the whole recipe's)" if hasattr(Recipe, key) else suggest(key, STAGE_KEYS)
+                raise MinbertError(f'{spot}: unknown key "{key}"{near}; a stage has: {", ".join(STAGE_KEYS)}')
+        own = stage.get("model", {})
+        if isinstance(own, Mapping) and isinstance(model, Mapping):
+            if "encoder" in own:
+                raise MinbertError(f"{spot}: model.encoder is {own['encoder']!r}; a stage trains the recipe's own")
+            stage["model"] = {**model, **own}
+        stages.append(parse_recipe(stage, spot))
+    return tuple(stages)
+
+
+def _task(name: str, row: Any, where: str) -> Task:
+    """A row of the recipe over the built-in it is like: the one of its name, or the one that `like` names."""
+    if not isinstance(row, Mapping):
+        raise MinbertError(f"{where}: tasks.{name} is {row!r}; expected a table, [tasks.{name}]")
+    row = dict(row)
+    like = row.pop("like", name)
+    spot = f"{where}: [tasks.{name}]"
+    no_labels = row.get("kind") in ("contrastive", "masked")  # which have their texts alone
+    if row.get("kind") == "contrastive":
+        row.setdefault("head", "cosine")
+    if like not in BUILT_IN:
+        if like != name:
+            raise MinbertError(f'{spot} like is "{like}"{suggest(like, BUILT_IN)}; built in: {", ".join(BUILT_IN)}')
+        if "kind" not in row:
+            raise MinbertError(
+                f"{spot} has no kind and is not built in{suggest(name, BUILT_IN)}; "
+                f"expected kind to be one of: {', '.join(get_args(Kind))}"
+            )
+        return build(Task, row, spot, name=name)
+    known = {item.name: getattr(BUILT_IN[like], item.name) for item in fields(Task)}
+    changed = build(Task, {"kind": BUILT_IN[like].kind, **row}, spot, name=name)
+    own = {"name", *row, *(("kind", "label", "classes") if no_labels else ())}
+    return replace(changed, **{key: value for key, value in known.items() if key not in own})
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The whole recipe, defaults included, in the form that `read_recipe` takes."""
+    lines = _lines(recipe, [item.name for item in fields(Recipe)])
+    for stage in recipe.stages:
+        lines += ["", "[[stages]]", *_lines(stage, STAGE_KEYS, "stages.")]
+    return "\n".join(lines) + "\n"
+
+
+def _lines(recipe: Recipe, keys: Iterable[str], prefix: str = "") -> list[str]:
+    """The lines of a recipe, or of a stage, whose model has no encoder of its own."""
+    lines = []
+    tables: list[tuple[str, Any]] = []
+    for key in keys:
+        value = getattr(recipe, key)
+        if key == "tasks":
+            tables += [(f"tasks.{toml_key(task.name)}", task) for task in value]
+        elif dataclasses.is_dataclass(value):
+            if value != PaperConfig():
+                tables.append((key, value))
+        elif key != "stages":
+            lines.append(f"{key} = {toml_value(value)}")
+    for name, table in tables:
+        left_out = "name" if name.startswith("tasks.") else "encoder" if prefix and name == "model" else ""
+        lines += ["", f"[{prefix}{name}]"]
+        for item in fields(table):
+            value = getattr(table, item.name)
+            if value is not None and item.name != left_out:
+                lines.append(f"{item.name} = {toml_value(value)}")
+    return lines
+
+
+def as_dict(recipe: Recipe) -> dict[str, Any]:
+    """The whole recipe as plain data, in the shape of its TOML."""
+    return tomllib.loads(to_toml(recipe))
+
+
+def differences(one: Recipe, other: Recipe) -> list[str]:
+    """What differs, a line each: `optimizer.lr: 2e-05, was 1e-05`. What a paper reports changes no run."""
+    left, right = (flat(as_dict(replace(recipe, paper=PaperConfig()))) for recipe in (one, other))
+    missing = object()
+    lines = [
+        f"{key}: {left.get(key, 'nothing')}, was {right.get(key, 'nothing')}"
+        for key in sorted({*left, *right})
+        if left.get(key, missing) != right.get(key, missing)
+    ]
+    lines += _moved("tasks", one.tasks, other.tasks)  # heads and random streams go by a task's place
+    lines += _moved("stages", one.stages, other.stages)
+    before = {stage.name: stage for stage in other.stages}
+    for stage in one.stages:
+        if stage.name in before:
+            lines += _moved(f"tasks of {stage.name}", stage.tasks, before[stage.name].tasks)
+    return lines
+
+
+def _moved(what: str, one: Iterable[Task | Recipe], other: Iterable[Task | Recipe]) -> list[str]:
+    new, old = ([item.name for item in items] for items in (one, other))
+    same = new == old or set(new) != set(old)
+    return [] if same else [f"order of {what}: {', '.join(new)}, was {', '.join(old)}"]
+
+
+def _apply(raw: dict[str, Any], setting: str) -> None:
+    """Change one value of the raw table: `optimizer.lr=1e-5`. A value that is not TOML is taken as text."""
+    key, equals, text = setting.partition("=")
+    if not equals or not key.strip():
+        raise MinbertError(f'--set {setting}: expected key=value, for example "training.epochs=3"')
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *path, last = key.strip().split(".")
+    table: Any = raw
+    for part in path:
+        table = _stage_table(table, part, setting) if isinstance(table, list) else table.setdefault(part, {})
+        if not isinstance(table, dict | list):
+            raise MinbertError(f"--set {setting}: {part} is not a table")
+    if isinstance(table, list):
+        _stage_table(table, last, setting)
+        raise MinbertError(f"--set {setting}: {last} is a stage; expected one of its settings, as in {key}.name=...")
+    table[last] = value
+
+
+def _stage_table(stages: list[Any], name: str, setting: str) -> Any:
+    """The table of the stage of this name."""
+    tables = {stage.get("name", f"stage-{n}"): stage for n, stage in enumerate(stages, 1) if isinstance(stage, dict)}
+    if name not in tables:
+        names = ", ".join(map(str, tables))
+        raise MinbertError(
+            f'--set {setting}: no stage "{name}"{suggest(name, map(str, tables))}; the stages are: {names}'
+        )
+    return tables[name]
