@@ -320,6 +320,13 @@ def test_models_that_answer_other_questions(
     assert not (tmp_path / "both").exists()
 
 
+@pytest.mark.parametrize("kind", ["contrastive", "masked"])
+def test_tasks_without_answers_are_refused(tiny_encoder: Path, tmp_path: Path, kind: str) -> None:
+    one = save(tmp_path / "one", tiny_encoder, {"sst": {}, "quora": {"kind": kind}})
+    message = refusal(lambda: ensemble(tmp_path / "both", [one, one]))
+    assert message == f"{one}: quora is a {kind} task, which has no answers to take the mean of"
+
+
 def test_too_few_and_missing_models(models: list[Path], tmp_path: Path) -> None:
     assert refusal(lambda: ensemble(tmp_path / "a", [])) == "an ensemble of 0 models; expected two or more"
     assert refusal(lambda: ensemble(tmp_path / "a", models[:1])) == "an ensemble of 1 models; expected two or more"

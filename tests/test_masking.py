@@ -22,6 +22,7 @@ from transformers import BertConfig, BertForMaskedLM, MPNetConfig, MPNetForMaske
 from minbert.config import SAMPLE, Recipe
 from minbert.data.inputs import Inputs, collate
 from minbert.data.masking import Masking
+from minbert.data.raw import read_split
 from minbert.data.samplers import Part, make_sampler
 from minbert.data.tokenizer import Tokenizer, Truncation
 from minbert.delivery.files import predict_file
@@ -35,6 +36,7 @@ from minbert.model.heads import Vocabulary
 from minbert.model.multitask import MultitaskModel, outputs_of, ready
 from minbert.preparing import prepare
 from minbert.recipes import as_dict, parse_recipe
+from minbert.tasks import Task, check_task
 from minbert.training.gradients import add_gradients
 from minbert.training.losses import build_loss
 from minbert.training.step import TrainStep
@@ -612,3 +614,9 @@ def test_low_precision_products_are_near(tiny_encoder: Path, small_data: Path) -
 
     exact = losses(model.use("fp32"))
     np.testing.assert_allclose(losses(model.use("bf16")), exact, rtol=0.02, atol=0.02)
+
+
+def test_plain_text_is_a_sentence_a_line(tmp_path: Path) -> None:
+    (tmp_path / "s.txt").write_text("one two\n\nthree\n", encoding="utf-8")
+    task = check_task(Task("t", "masked", ("s.txt",), dev=("s.txt",), label=""))
+    assert read_split(task, "train", tmp_path).texts == ["one two", "three"]

@@ -174,7 +174,7 @@ def read_split(task: Task, split: Split, folder: Path, *, on_problem: Report | N
 
 def is_plain(task: Task, path: Path) -> bool:
     """Whether a file is one text a line, without a header: a .txt of a task that reads one text and no label."""
-    return path.suffix.lower() == ".txt" and task.is_contrastive and not task.text2
+    return path.suffix.lower() == ".txt" and not task.has_label and not task.text2
 
 
 def read_rows(

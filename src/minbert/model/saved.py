@@ -103,6 +103,11 @@ def check_members(manifests: Sequence[Manifest], names: Sequence[str] | None = N
     if not manifests:
         raise MinbertError("an ensemble of no models; expected one or more")
     known = {task.name: task for task in manifests[0].tasks}
+    for task in known.values():
+        if not task.has_label:
+            raise MinbertError(
+                f"{names[0]}: {task.name} is a {task.kind} task, which has no answers to take the mean of"
+            )
     for manifest, name in zip(manifests[1:], names[1:], strict=True):
         found = {task.name: task for task in manifest.tasks}
         if set(found) != set(known):
