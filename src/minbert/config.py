@@ -668,7 +668,7 @@ def _stage_table(stages: list[Any], name: str, setting: str) -> Any:
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        if key == "stages":
+        if key == "stages" and isinstance(value, list):  # a task may have that name
             value = {stage["name"]: stage for stage in value}
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
