@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minbert.config import (
@@ -507,6 +507,13 @@ def test_a_task_whose_name_cannot_be_a_files_is_refused(name: str) -> None:
         check_task(replace(BUILT_IN["sst"], name=name))
 
 
+def test_a_task_may_be_named_like_a_table() -> None:
+    one, other = (parse(f'[tasks.stages]\nlike = "sst"\nweight = {weight}') for weight in (1, 2))
+    assert differences(one, one) == []
+    assert differences(one, other) == ["tasks.stages.weight: 1.0, was 2.0"]
+
+
+@settings(deadline=None)  # of a busy machine nothing is expected
 @given(recipes())
 def test_toml_round_trip(recipe: Recipe) -> None:
     again = parse(to_toml(recipe))

@@ -662,3 +662,18 @@ def test_bf16_on_a_cpu(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     exact.train()
     assert changed(weights_of(exact.model), weights_of(trainer.model)) != set()
     assert (trainer.precision, make("sst", run="auto").precision) == ("bf16", "fp32")
+
+
+def test_the_schedule_spans_what_is_left_of_a_thinned_run(tmp_path: Path, tiny_encoder: Path, small_data: Path) -> None:
+    recipe = small_recipe(
+        tiny_encoder,
+        optimizer={"lr": 1e-3, "schedule": "linear", "warmup": 0.0},
+        training={"epochs": 2, "batch_size": 8, "max_steps": 4, "log_every": 1},
+    )
+    trainer = small_trainer(recipe, tmp_path / "run", small_data)
+    trainer.train()
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    rates = [record["lr"] for record in records if record["kind"] == "train"]
+    assert rates == pytest.approx([1e-3 * share for share in (0.875, 0.625, 0.375, 0.125)])
+    assert [record["step"] for record in records if record["kind"] == "evaluation"] == [2, 4]
+    assert (trainer.plan.steps, trainer.plan.whole) == (4, 18)

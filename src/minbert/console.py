@@ -172,7 +172,7 @@ class ReproductionWatcher:
 
 def print_results(results: Mapping[str, Any], console: Console = out) -> None:
     """Dev and train scores of a run, with intervals and the gap; before them, those of its stages."""
-    for stage, before in results["stages"].items():
+    for stage, before in results.get("stages", {}).items():
         scores = (
             f"{name} {number(found['metrics'][found['metric']]['value'])}" for name, found in before["dev"].items()
         )

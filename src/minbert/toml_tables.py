@@ -87,7 +87,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Every value under its whole key, `optimizer.lr`; of a list of stages, under their names."""
     found: dict[str, Any] = {}
     for key, value in table.items():
-        if key == "stages":
+        if key == "stages" and isinstance(value, list):  # a task may have that name
             value = {stage["name"]: stage for stage in value}
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
