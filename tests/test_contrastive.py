@@ -771,3 +771,13 @@ def test_the_reference_itself_by_hand() -> None:
     """One cosine of 1 against one of 0, at temperature 1."""
     views = [[[2.0, 0.0], [0.0, 3.0]], [[1.0, 0.0], [0.0, 1.0]]]
     assert plain_loss("mnr", views, [0, 1], [0, 1], 1.0) == pytest.approx(math.log(1 + math.exp(-1)))
+
+
+def test_rows_of_one_class_of_a_labelled_file(tmp_path: Path) -> None:
+    """The label says which rows are read, and nothing else."""
+    write(tmp_path, "q.tsv", "sentence1\tsentence2\tis_duplicate", "a\tb\t1", "c\td\t0", "e\tf\t1")
+    recipe = parse({"quora": {"kind": "contrastive", "only": "duplicate", "train": "q.tsv", "dev": "q.tsv"}})
+    found = read_split(recipe.tasks[0], "train", tmp_path)
+    assert (found.texts, found.pairs) == (["a", "e"], ["b", "f"])
+    assert found.labels is not None and found.labels.tolist() == [0.0, 0.0]
+    assert dict(found.skipped) == {'not of the class "duplicate"': 1}

@@ -518,7 +518,8 @@ def test_a_recipe_trains_its_ensemble(trained: Run, small_data: Path) -> None:
             value = trained.results["tuned_on_dev"][name]["metrics"]["accuracy"]["value"]
             assert evaluation.metrics["accuracy"].value == pytest.approx(value)
     assert trained.results["steps"] == sum(results["steps"] for results in alone.values()) == 24
-    assert set(alone[5]) - {"snapshots"} == set(trained.results) - {"members"}
+    assert set(alone[5]) - set(trained.results) == {"snapshots", "geometry", "stages", "masked_layers"}
+    assert set(trained.results) - set(alone[5]) == {"members"}
     assert read_manifest(trained.model).scores["overall"] == trained.results["overall"]
 
 

@@ -110,8 +110,8 @@ def _task(name: str, row: Any, where: str) -> Task:
     row = dict(row)
     like = row.pop("like", name)
     spot = f"{where}: [tasks.{name}]"
-    no_labels = row.get("kind") in ("contrastive", "masked")  # which have their texts alone
-    if row.get("kind") == "contrastive":
+    contrastive = row.get("kind") == "contrastive"
+    if contrastive:
         row.setdefault("head", "cosine")
     if like not in BUILT_IN:
         if like != name:
@@ -124,7 +124,9 @@ def _task(name: str, row: Any, where: str) -> Task:
         return build(Task, row, spot, name=name)
     known = {item.name: getattr(BUILT_IN[like], item.name) for item in fields(Task)}
     changed = build(Task, {"kind": BUILT_IN[like].kind, **row}, spot, name=name)
-    own = {"name", *row, *(("kind", "label", "classes") if no_labels else ())}
+    own = {"name", *row}
+    if row.get("kind") == "masked" or (contrastive and "only" not in row):  # which says by its label which rows to read
+        own |= {"kind", "label", "classes"}
     return replace(changed, **{key: value for key, value in known.items() if key not in own})
 
 

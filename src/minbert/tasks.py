@@ -269,7 +269,7 @@ def check_task(task: Task) -> Task:
         raise MinbertError(f"{where} classes has {len(task.classes)} names; expected two or more")
     if len(set(task.classes)) != len(task.classes):
         raise MinbertError(f"{where} classes names one twice: {', '.join(task.classes)}")
-    if task.kind.endswith("regression") and task.classes:
+    if task.classes and not task.is_classification and (task.has_label or not task.only):
         raise MinbertError(f"{where} classes has {len(task.classes)} names; a {task.kind} task has none")
     if not task.is_classification and not task.low < task.high:
         raise MinbertError(f"{where} the scale runs from {task.low} to {task.high}; expected low below high")

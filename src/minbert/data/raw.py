@@ -305,7 +305,7 @@ class _Columns:
         self.checked = True
         task = self.task
         needed = [task.text, *([task.text2] if task.is_pair else []), *([task.text3] if task.text3 else [])]
-        has_label = self.labelled and not task.is_contrastive
+        has_label = self.labelled and (not task.is_contrastive or self.only is not None)
         if has_label and self.path.suffix not in (".jsonl", ".ndjson"):  # whose rows may leave a label out
             needed.append(task.label)
         for column in needed:
