@@ -5,11 +5,12 @@
     extra = draw_negatives(train, 1.0, label=0.0, known=known, rng=rng, nearest=nearest)      # mined
 
 Random ones are algorithm 1 of Vinjapuri & Vasireddy (a random other sentence, score 0), but never a pair that the files
-hold, nor two texts that a chain of its paraphrases joins. A random sentence is mostly about something else, and soon there is nothing left to learn from it. Mined ones are
-near: the other text is one of those closest to the first by an encoder. The nearest of all are often paraphrases that
-nobody labelled, and a paraphrase with the lowest score teaches the wrong thing. So what is left of a text's neighbours
-without itself and without its pairs is ranked, the first `FIRST` - 1 ranks are passed over, one of the ranks up to `LAST`
-is drawn, and only if it shares at most `OVERLAP` of its words with the text and its cosine is at most `COSINE`.
+hold, nor two texts that a chain of its paraphrases joins. A random sentence is mostly about something else, and soon
+there is nothing left to learn from it. Mined ones are near: the other text is one of those closest to the first by an
+encoder. The nearest of all are often paraphrases that nobody labelled, and a paraphrase with the lowest score teaches
+the wrong thing. So what is left of a text's neighbours without itself and without its pairs is ranked, the first
+`FIRST` - 1 ranks are passed over, one of the ranks up to `LAST` is drawn, and only if it shares at most `OVERLAP` of its
+words with the text and its cosine is at most `COSINE`.
 """
 
 from __future__ import annotations
