@@ -159,7 +159,9 @@ def without_pooler(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def test_bad_settings_are_refused(tiny: Embedder, tiny_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(MinbertError, match=r'^pooling is "average"; expected one of: cls, pooler, mean, max, weighted$'):
+    with pytest.raises(
+        MinbertError, match=r'^pooling is "average"; expected one of: cls, pooler, mean, max, weighted$'
+    ):
         Embedder(tiny.encoder, tiny.tokenizer, pooling="average")  # type: ignore[arg-type]
     for device in ("nonsense", "cuda:99"):
         with pytest.raises(MinbertError, match=rf'^device is "{device}" \(.+\); expected one that is here') as caught:
