@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from minbert import experiment
+from minbert import experiment, finishing
 from minbert.config import SAMPLE, Recipe
 from minbert.data.raw import fingerprint
 from minbert.delivery.predictor import Predictor
@@ -421,7 +421,7 @@ def test_the_results_could_not_be_written(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "write_predictions", full)
+        patch.setattr(finishing, "write_predictions", full)
         with pytest.raises(
             MinbertError, match=r"results not written \(No space left on device\); --resume tries again"
         ):
