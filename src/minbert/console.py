@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
+from rich.box import ROUNDED
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
@@ -24,6 +27,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from minbert.delivery.search import Match
+
 out = Console()
 err = Console(stderr=True)
 
@@ -40,6 +46,28 @@ def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(label, total=total)
         yield lambda count: progress.advance(task, count)
+
+
+def print_matches(questions: Sequence[str], found: Sequence[Sequence[Match]], console: Console = out) -> None:
+    """The sentences nearest to each question: a table for a person, JSON lines for a pipe."""
+    for question, matches in zip(questions, found, strict=True):
+        if not console.is_terminal:
+            row = {"text": question, "matches": [asdict(match) for match in matches]}
+            console.file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            continue
+        table = Table("cosine", "", "row", "sentence", title=escape(question), title_justify="left", box=ROUNDED)
+        for match in matches:
+            table.add_row(f"{match.score:.3f}", bar(match.score, 10), f"{match.row:,}", escape(match.text))
+        console.print(table)
+    console.file.flush()
+
+
+def bar(share: float, width: int = 24, style: str = "cyan") -> Text:
+    """A bar of so many characters, filled by eighths of one."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    filled = "█" * full + ("" if not rest else " ▏▎▍▌▋▊▉"[rest])
+    return Text(filled, style).append("░" * (width - len(filled)), "bright_black")
 
 
 class RunWatcher:

@@ -14,7 +14,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from minbert.data.raw import normalise
 from minbert.delivery.predictor import Ensemble, Predictor
@@ -32,8 +32,8 @@ class Span:
     text: str
     start: int
     end: int
-    side: Literal[0, 1] = 0
-    """Of a pair, which text it is in."""
+    side: int = 0
+    """Of a pair, which text it is in: 0 or 1."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def word_effects(
     texts = [text] if second is None else [text, second]
     spans = [split_words(one) for one in texts]
     kept = _within(spans, limit)
-    chosen = [Span(*place, side=side) for side in (0, 1)[: len(texts)] for place in spans[side][: kept[side]]]
+    chosen = [Span(*place, side) for side, found in enumerate(spans) for place in found[: kept[side]]]
     filler = _mask_token(predictor) if masked else ""
     skipped = [len(found) - count for found, count in zip(spans, kept, strict=True)]
     effects: dict[str, Importance] = {}
