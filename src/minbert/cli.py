@@ -19,6 +19,7 @@ from rich.table import Table
 
 from minbert import __version__
 from minbert.console import (
+    AnswerTable,
     ReproductionWatcher,
     RunWatcher,
     err,
@@ -376,11 +377,16 @@ def predict(
     task: Annotated[list[str] | None, typer.Option("--task", "-t", help="Default: all that fit the columns.")] = None,
     text: Annotated[str, typer.Option(help="Column with the text, if not named as in training.")] = "",
     text2: Annotated[str, typer.Option(help="Column with the second text of a pair.")] = "",
-    format: Annotated[str, typer.Option(help="Of stdin and stdout: jsonl, csv or tsv.")] = "jsonl",
+    format: Annotated[
+        str, typer.Option(help="Of stdin and stdout: jsonl, csv or tsv; default jsonl, and on a terminal a table.")
+    ] = "",
     device: DeviceOption = "cpu",
     precision: PrecisionOption = "fp32",
 ) -> None:
-    """Answer every row of a file: all columns stay, each task adds its answer."""
+    """Answer every row of a file: all columns stay, each task adds its answer.
+
+    On a terminal few rows are a table; a pipe gets JSON lines.
+    """
     needs_torch("minbert predict")
     from minbert.delivery.files import predict_file
     from minbert.delivery.predictor import Predictor
@@ -389,13 +395,37 @@ def predict(
 
     set_threads()
     predictor = Predictor.load(model, device=str(choose_device(device)), precision=precision)  # type: ignore[arg-type]
-    with progress_bar("predicting", None) as advance:
+    seen = output is None and not format and out.is_terminal
+    with AnswerTable() as table, progress_bar("predicting", None) as advance:
         report = predict_file(
-            predictor, input, output, tasks=task, text=text, text2=text2, kind=format, progress=advance
+            predictor,
+            input,
+            output,
+            tasks=task,
+            text=text,
+            text2=text2,
+            kind=format,
+            write=table.write if seen else None,
+            progress=advance,
         )
     err.print(f"{report.rows:,} rows answered for {', '.join(report.tasks)}", highlight=False)
     if report.unanswered:
         err.print(f"{report.unanswered:,} rows have an empty text: kept, without an answer", highlight=False)
+
+
+@app.command("try", epilog="Example: [bold]minbert try runs/sample/model[/]")
+def try_command(model: ModelPath, device: DeviceOption = "cpu", precision: PrecisionOption = "fp32") -> None:
+    """Type a text, or two, and see what the model says, and which words mattered."""
+    needs_torch("minbert try")
+    from minbert.delivery.predictor import Predictor
+    from minbert.experiment import choose_device
+    from minbert.machine import set_threads
+    from minbert.trying import try_model
+
+    set_threads()
+    with err.status(f"loading {shown(model)}"):
+        predictor = Predictor.load(model, device=str(choose_device(device)), precision=precision)  # type: ignore[arg-type]
+    try_model(predictor, title=shown(model))
 
 
 @app.command(epilog="Example: [bold]minbert submit runs/multitask/model --data data[/]")

@@ -70,6 +70,56 @@ def bar(share: float, width: int = 24, style: str = "cyan") -> Text:
     return Text(filled, style).append("░" * (width - len(filled)), "bright_black")
 
 
+class AnswerTable:
+    """Answered rows of `predict_file` as a table, while they are few; of more, JSON lines as they come.
+
+    with AnswerTable() as table:
+        predict_file(predictor, source, None, write=table.write)
+    """
+
+    def __init__(self, console: Console = out, *, most: int = 50) -> None:
+        self.console, self.most = console, most
+        self.rows: list[dict[str, Any]] = []
+        self.full = False
+
+    def __enter__(self) -> AnswerTable:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.rows and kind is None:
+            self.console.print(self.table())
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        self.rows += rows
+        if self.full or len(self.rows) > self.most:
+            self.full = True
+            lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in self.rows)
+            self.console.file.writelines(lines)
+            self.rows = []
+
+    def table(self) -> Table:
+        """A class with its probability is one column, and the other classes' probabilities are left to JSON lines."""
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        known = set(names)
+        answers = {name for name in names if f"{name}_probability" in known}
+        hidden = {f"{name}_{what}" for name in answers for what in ("probability", "probabilities")}
+        shown = [name for name in names if name not in hidden]
+        table = Table(*map(escape, shown), box=ROUNDED)
+        for row in self.rows:
+            table.add_row(*(self._cell(row, name, name in answers) for name in shown))
+        return table
+
+    @staticmethod
+    def _cell(row: Mapping[str, Any], name: str, answer: bool) -> Text:
+        value = row.get(name)
+        if value is None:
+            return Text("")
+        if not answer:
+            return Text(str(value))
+        share = row[f"{name}_probability"]
+        return Text.assemble(bar(share, 6), f" {share:4.0%} ", (str(value), "bold"))
+
+
 class RunWatcher:
     """Draws a run: what is being prepared, the planned mix, a bar with the losses, a line for each evaluation."""
 
