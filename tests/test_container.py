@@ -19,7 +19,9 @@ def instructions(text: str) -> list[tuple[str, str]]:
     """Names and arguments, continued lines joined, comments left out."""
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     joined = re.sub(r"\\\n\s*", "", lines)
-    return [(name.upper(), rest.strip()) for name, _, rest in (line.partition(" ") for line in joined.splitlines()) if name]
+    return [
+        (name.upper(), rest.strip()) for name, _, rest in (line.partition(" ") for line in joined.splitlines()) if name
+    ]
 
 
 def complaints(text: str) -> list[str]:
@@ -53,7 +55,9 @@ def complaints(text: str) -> list[str]:
                 found.append("DL3003: cd instead of WORKDIR")
             if "useradd" in rest and "--no-log-init" not in rest and "-l " not in rest:
                 found.append("DL3046: useradd without --no-log-init")
-            if "|" in rest.replace("||", "") and not any(other == "SHELL" and "pipefail" in more for other, more in steps):
+            if "|" in rest.replace("||", "") and not any(
+                other == "SHELL" and "pipefail" in more for other, more in steps
+            ):
                 found.append("DL4006: a pipe without pipefail")
         if name == "ADD":
             found.append("DL3020: ADD instead of COPY")

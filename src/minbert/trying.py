@@ -91,10 +91,10 @@ class Session:
                 return True
             first, self.waiting = self.waiting, None
             self._answer(first, line)
-        elif SEPARATOR in line:
-            first, second = (part.strip() for part in line.split(SEPARATOR, 1))
+        elif SEPARATOR in f" {line} ":
+            first, second = (part.strip() for part in f" {line} ".split(SEPARATOR, 1))
             if not first or not second:
-                raise MinbertError(f"one side of the{SEPARATOR}is empty; expected a text on both")
+                raise MinbertError(f"a side of{SEPARATOR}is empty; expected a text on both")
             self._answer(first, second)
         else:
             self._answer(line, None)
