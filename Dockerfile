@@ -3,11 +3,11 @@
 #   docker build -t minbert:0.1.0 .
 #   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/model:/model:ro" minbert:0.1.0
 #
-# The folder of an exported model needs no torch. To serve one as it was trained: --build-arg EXTRAS=serve,train
-# (and --build-arg PIP_EXTRA_INDEX_URL=..., the address of torch's builds for CPUs, which are a tenth of the usual one).
+# torch is most of the image. Its builds for CPUs are a tenth of the usual ones, which hold what GPUs need:
+# --build-arg PIP_EXTRA_INDEX_URL=..., the address that torch's installation page names for CPUs.
 
 FROM python:3.11-slim-bookworm AS build
-ARG EXTRAS=serve
+ARG EXTRAS=serve,train,export
 ARG PIP_EXTRA_INDEX_URL=
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src

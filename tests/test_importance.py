@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,11 @@ def test_words_are_in_their_places_and_leave_out_only_blanks(text: str) -> None:
         assert text[start:stop] == word
         end, kept = stop, kept + word
     assert kept == "".join(text.split())
+
+
+def test_the_example_of_the_page_runs(tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer, model, manifest = make(tiny_encoder, {"sentiment": {"like": "sst"}})
+    page = (Path(__file__).parent.parent / "docs" / "try.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(block, "docs/try.md", "exec"), {"model": Predictor(model, tokenizer, manifest)})
+    assert "('wonderful', 13, 22, " in capsys.readouterr().out

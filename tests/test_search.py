@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -288,3 +289,15 @@ def test_the_command_builds_and_answers(minbert: Command, tiny_encoder: Path, tm
     assert ended.code == 2
     ended = minbert("search", "query", tmp_path / "index", " ")
     assert (ended.code, "no questions" in ended.err) == (2, True)
+
+
+def test_the_example_of_the_page_runs(
+    tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(tiny_encoder, tmp_path / "home" / "encoders" / "minilm")
+    monkeypatch.setenv("MINBERT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "search.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(block, "docs/search.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == 2

@@ -46,8 +46,8 @@ COLOURS = {
     "positive": "chartreuse3",
     "very positive": "green",
 }
-FOR = ("on #1b3d2a", "on #1f6b3f", "bold white on #22994f")
-AGAINST = ("on #45211f", "on #7d2f2a", "bold white on #b83a32")
+FOR = ("white on #1b3d2a", "white on #1f6b3f", "bold white on #22994f")
+AGAINST = ("white on #45211f", "white on #7d2f2a", "bold white on #b83a32")
 """Backgrounds of words that speak for the answer, and against it: the stronger, the brighter."""
 
 
@@ -123,9 +123,7 @@ class Session:
         self.last = (text, second)
         tasks = self.predictor.tasks
         shown = [draw_answer(tasks[name], answer) for name, answer in rows.items()]
-        self.console.print(
-            Padding(Group(*shown, Text(f"{taken * 1000:.0f} ms", "bright_black")), (0, 0, 1, 2), expand=False)
-        )
+        self.console.print(Padding(Group(*shown, Text(f"{taken * 1000:.0f} ms", "dim")), (0, 0, 1, 2), expand=False))
 
     def _explain(self, task: str) -> None:
         if self.last is None:
@@ -135,9 +133,7 @@ class Session:
         found = word_effects(self.predictor, text, second, tasks=[task] if task else None)
         taken = time.perf_counter() - started
         shown = [draw_words(one, text, second) for one in found.values()]
-        self.console.print(
-            Padding(Group(*shown, Text(f"{taken * 1000:.0f} ms", "bright_black")), (0, 0, 1, 2), expand=False)
-        )
+        self.console.print(Padding(Group(*shown, Text(f"{taken * 1000:.0f} ms", "dim")), (0, 0, 1, 2), expand=False))
 
 
 def answer_one(predictor: Predictor, text: str, second: str | None = None) -> dict[str, dict[str, Any]]:
@@ -206,9 +202,9 @@ def draw_words(found: Importance, text: str, second: str | None = None) -> Group
         effects = (
             f"{word.text} {word.effect:+.2f}" if score else f"{word.text} {word.effect:+.1%}" for word in strongest
         )
-        lines.append(Text("   ".join(effects), "bright_black"))
+        lines.append(Text("   ".join(effects), "dim"))
     else:
-        lines.append(Text("no word makes a difference", "bright_black"))
+        lines.append(Text("no word makes a difference", "dim"))
     if found.skipped:
         lines.append(Text(f"{found.skipped} more words were not looked at", "yellow"))
     return Group(*lines)

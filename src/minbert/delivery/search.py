@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MANIFEST = "index.json"
-BLOCK = 16_384  # sentences of a matrix product
+BLOCK = 32_768  # sentences of a matrix product
 QUESTIONS = 256  # of a matrix product
 SAMPLE = 200  # sentences that the recall of a graph is measured with
 NEIGHBOURS = 32  # of a sentence in the graph
@@ -454,8 +454,8 @@ def nearest(vectors: NDArray[np.floating], asked: Floats, count: int, *, block: 
         scores = [np.empty(0, np.float32)] * len(part)
         found = [np.empty(0, np.int64)] * len(part)
         for start in range(0, len(vectors), block):
-            products = part @ np.asarray(vectors[start : start + block], np.float32).T  # (questions, block)
-            for number, row in enumerate(products):
+            products = np.asarray(vectors[start : start + block], np.float32) @ part.T  # (block, questions)
+            for number, row in enumerate(np.ascontiguousarray(products.T)):
                 full = len(scores[number]) == count
                 better = np.flatnonzero(row > scores[number][-1]) if full else np.arange(len(row))
                 if not len(better):
