@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -18,12 +19,14 @@ from rich.table import Table
 
 from minbert import __version__
 from minbert.console import (
+    AnswerTable,
     ReproductionWatcher,
     RunWatcher,
     err,
     number,
     out,
     print_evaluations,
+    print_matches,
     print_notes,
     print_results,
     progress_bar,
@@ -40,6 +43,10 @@ encoders_app = typer.Typer(help="The pretrained encoders on this machine, and ho
 data_app = typer.Typer(help="Check, count and download datasets.", no_args_is_help=True)
 app.add_typer(encoders_app, name="encoders")
 app.add_typer(data_app, name="data")
+search_app = typer.Typer(
+    help="Nearest sentences: an index of a file's sentences, and questions to it.", no_args_is_help=True
+)
+app.add_typer(search_app, name="search")
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe, such as recipes/sample.toml.")]
 ModelPath = Annotated[Path, typer.Argument(help="A model folder, such as runs/sample/model.")]
@@ -151,14 +158,7 @@ def embed(
     precision: PrecisionOption = "fp32",
 ) -> None:
     """Texts to vectors, sorted by length, with a progress bar and the rate."""
-    where = "cpu" if device == "auto" else device
-    if precision != "int8":  # which needs no torch, once its file is built
-        needs_torch("minbert embed")
-        from minbert.experiment import choose_device
-        from minbert.machine import set_threads
-
-        set_threads()
-        where = str(choose_device(device))
+    where = _device_for("minbert embed", device, precision)
     from minbert.data.tokenizer import Truncation
     from minbert.delivery.embedder import Embedder
     from minbert.delivery.vectors import open_vectors
@@ -184,6 +184,18 @@ def embed(
         err.print(f"written: {shown(output)}", highlight=False)
 
 
+def _device_for(feature: str, device: str, precision: str) -> str:
+    """The device that embeds; int8 is of the CPU, and needs no torch once its file is built."""
+    if precision == "int8":
+        return "cpu" if device == "auto" else device
+    needs_torch(feature)
+    from minbert.experiment import choose_device
+    from minbert.machine import set_threads
+
+    set_threads()
+    return str(choose_device(device))
+
+
 def _lines(path: Path | None) -> Iterator[str]:
     """Texts of a file or of standard input, one a line."""
     if path is None and sys.stdin.isatty():
@@ -201,6 +213,91 @@ def _lines(path: Path | None) -> Iterator[str]:
 def _count_lines(path: Path) -> int | None:
     """None where counting would use up what it counts: a pipe can be read only once."""
     return None if path.is_fifo() else sum(1 for _ in _lines(path))
+
+
+# --- nearest sentences ----------------------------------------------------------------------------------------------
+
+
+@search_app.command("build", epilog="Example: [bold]minbert search build sentences.txt --model minilm --out index[/]")
+def search_build(
+    file: Annotated[Path, typer.Argument(help="A .txt with one sentence a line, or CSV, TSV, JSONL or Parquet.")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="A model folder, or an encoder: a cached name, hub id or folder.")
+    ] = "minilm",
+    out_dir: Annotated[Path, typer.Option("--out", help="The index's folder.")] = Path("index"),
+    column: Annotated[str, typer.Option(help="With the sentences; default text, sentence, or the only one.")] = "",
+    pooling: Annotated[str | None, typer.Option(help="mean, cls, pooler or max; default the model's own.")] = None,
+    numbers: Annotated[str, typer.Option(help="float32, or float16: half the room.")] = "float32",
+    index: Annotated[
+        str, typer.Option("--index", help="exact; hnsw: a graph, faster for millions, which may miss some.")
+    ] = "exact",
+    keep_duplicates: Annotated[bool, typer.Option("--keep-duplicates", help="Keep equal sentences.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an index that is there.")] = False,
+    device: DeviceOption = "cpu",
+    precision: PrecisionOption = "fp32",
+) -> None:
+    """Embed a file's sentences and write an index of them."""
+    from minbert.delivery.search import SearchIndex, SentenceEncoder, read_sentences
+
+    where = _device_for("minbert search", device, precision)
+    encoder = SentenceEncoder.load(model, pooling=pooling, precision=precision, device=where)  # type: ignore[arg-type]
+    total = _count_lines(file) if file.suffix.lower() == ".txt" else None
+    started = time.perf_counter()
+    with progress_bar("embedding", total) as advance:
+        found = SearchIndex.build(
+            out_dir,
+            read_sentences(file, column),
+            encoder,
+            numbers=numbers,  # type: ignore[arg-type]
+            kind=index,  # type: ignore[arg-type]
+            keep_duplicates=keep_duplicates,
+            overwrite=overwrite,
+            progress=advance,
+        ).manifest
+    seconds = time.perf_counter() - started
+    err.print(
+        f"{found.count:,} sentences in {seconds:.1f} s; left out: {found.empty:,} empty, {found.duplicates:,} duplicates",
+        highlight=False,
+    )
+    if found.truncated:
+        err.print(f"{found.truncated:,} sentences have more tokens than the model reads: cut", highlight=False)
+    if found.recall is not None:
+        err.print(f"the graph finds {found.recall:.1%} of the ten nearest", highlight=False)
+    out.print(f"index: {shown(out_dir)}", highlight=False, soft_wrap=True)
+
+
+@search_app.command("query", epilog='Example: [bold]minbert search query index "How old is it?" --count 5[/]')
+def search_query(
+    index: Annotated[Path, typer.Argument(help="A folder of minbert search build.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Questions; without them --input or standard input.")
+    ] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Sentences for each question.")] = 10,
+    input: Annotated[Path | None, typer.Option("--input", "-i", help="A file with one question a line.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Where the index's model is now; default where it was.")
+    ] = None,
+    device: DeviceOption = "cpu",
+    precision: Annotated[str | None, typer.Option(help="Default that of the index.")] = None,
+) -> None:
+    """The nearest sentences of each question: a table for a person, JSON lines for a pipe."""
+    from minbert.delivery.search import QUESTIONS, SearchIndex, SentenceEncoder
+
+    found = SearchIndex.load(index)
+    origin = found.manifest.origin
+    chosen = precision or origin.precision
+    encoder = SentenceEncoder.load(
+        model or origin.model,
+        pooling=origin.pooling,
+        precision=chosen,  # type: ignore[arg-type]
+        device=_device_for("minbert search", device, chosen),
+    )
+    lines, asked = (line for line in texts or _lines(input) if line.strip()), 0
+    while window := list(islice(lines, QUESTIONS)):
+        print_matches(window, found.query(window, count, encoder=encoder))
+        asked += len(window)
+    if not asked:
+        raise MinbertError("no questions, or only empty ones; expected arguments, --input FILE, or lines")
 
 
 # --- training and what follows --------------------------------------------------------------------------------------
@@ -280,11 +377,16 @@ def predict(
     task: Annotated[list[str] | None, typer.Option("--task", "-t", help="Default: all that fit the columns.")] = None,
     text: Annotated[str, typer.Option(help="Column with the text, if not named as in training.")] = "",
     text2: Annotated[str, typer.Option(help="Column with the second text of a pair.")] = "",
-    format: Annotated[str, typer.Option(help="Of stdin and stdout: jsonl, csv or tsv.")] = "jsonl",
+    format: Annotated[
+        str, typer.Option(help="Of stdin and stdout: jsonl, csv or tsv; default jsonl, and on a terminal a table.")
+    ] = "",
     device: DeviceOption = "cpu",
     precision: PrecisionOption = "fp32",
 ) -> None:
-    """Answer every row of a file: all columns stay, each task adds its answer."""
+    """Answer every row of a file: all columns stay, each task adds its answer.
+
+    On a terminal few rows are a table; a pipe gets JSON lines.
+    """
     needs_torch("minbert predict")
     from minbert.delivery.files import predict_file
     from minbert.delivery.predictor import Predictor
@@ -293,13 +395,37 @@ def predict(
 
     set_threads()
     predictor = Predictor.load(model, device=str(choose_device(device)), precision=precision)  # type: ignore[arg-type]
-    with progress_bar("predicting", None) as advance:
+    seen = output is None and not format and out.is_terminal
+    with AnswerTable() as table, progress_bar("predicting", None) as advance:
         report = predict_file(
-            predictor, input, output, tasks=task, text=text, text2=text2, kind=format, progress=advance
+            predictor,
+            input,
+            output,
+            tasks=task,
+            text=text,
+            text2=text2,
+            kind=format,
+            write=table.write if seen else None,
+            progress=advance,
         )
     err.print(f"{report.rows:,} rows answered for {', '.join(report.tasks)}", highlight=False)
     if report.unanswered:
         err.print(f"{report.unanswered:,} rows have an empty text: kept, without an answer", highlight=False)
+
+
+@app.command("try", epilog="Example: [bold]minbert try runs/sample/model[/]")
+def try_command(model: ModelPath, device: DeviceOption = "cpu", precision: PrecisionOption = "fp32") -> None:
+    """Type a text, or two, and see what the model says, and which words mattered."""
+    needs_torch("minbert try")
+    from minbert.delivery.predictor import Predictor
+    from minbert.experiment import choose_device
+    from minbert.machine import set_threads
+    from minbert.trying import try_model
+
+    set_threads()
+    with err.status(f"loading {shown(model)}"):
+        predictor = Predictor.load(model, device=str(choose_device(device)), precision=precision)  # type: ignore[arg-type]
+    try_model(predictor, title=shown(model))
 
 
 @app.command(epilog="Example: [bold]minbert submit runs/multitask/model --data data[/]")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
+from rich.box import ROUNDED
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
@@ -24,6 +27,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from minbert.delivery.search import Match
+
 out = Console()
 err = Console(stderr=True)
 
@@ -40,6 +46,78 @@ def progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(label, total=total)
         yield lambda count: progress.advance(task, count)
+
+
+def print_matches(questions: Sequence[str], found: Sequence[Sequence[Match]], console: Console = out) -> None:
+    """The sentences nearest to each question: a table for a person, JSON lines for a pipe."""
+    for question, matches in zip(questions, found, strict=True):
+        if not console.is_terminal:
+            row = {"text": question, "matches": [asdict(match) for match in matches]}
+            console.file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            continue
+        table = Table("cosine", "", "row", "sentence", title=escape(question), title_justify="left", box=ROUNDED)
+        for match in matches:
+            table.add_row(f"{match.score:.3f}", bar(match.score, 10), f"{match.row:,}", escape(match.text))
+        console.print(table)
+    console.file.flush()
+
+
+def bar(share: float, width: int = 24, style: str = "cyan") -> Text:
+    """A bar of so many characters, filled by eighths of one."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    filled = "█" * full + ("" if not rest else " ▏▎▍▌▋▊▉"[rest])
+    return Text(filled, style).append("░" * (width - len(filled)), "bright_black")
+
+
+class AnswerTable:
+    """Answered rows of `predict_file` as a table, while they are few; of more, JSON lines as they come.
+
+    with AnswerTable() as table:
+        predict_file(predictor, source, None, write=table.write)
+    """
+
+    def __init__(self, console: Console = out, *, most: int = 50) -> None:
+        self.console, self.most = console, most
+        self.rows: list[dict[str, Any]] = []
+        self.full = False
+
+    def __enter__(self) -> AnswerTable:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.rows and kind is None:
+            self.console.print(self.table())
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        self.rows += rows
+        if self.full or len(self.rows) > self.most:
+            self.full = True
+            lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in self.rows)
+            self.console.file.writelines(lines)
+            self.rows = []
+
+    def table(self) -> Table:
+        """A class with its probability is one column, and the other classes' probabilities are left to JSON lines."""
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        known = set(names)
+        answers = {name for name in names if f"{name}_probability" in known}
+        hidden = {f"{name}_{what}" for name in answers for what in ("probability", "probabilities")}
+        shown = [name for name in names if name not in hidden]
+        table = Table(*map(escape, shown), box=ROUNDED)
+        for row in self.rows:
+            table.add_row(*(self._cell(row, name, name in answers) for name in shown))
+        return table
+
+    @staticmethod
+    def _cell(row: Mapping[str, Any], name: str, answer: bool) -> Text:
+        value = row.get(name)
+        if value is None:
+            return Text("")
+        if not answer:
+            return Text(str(value))
+        share = row[f"{name}_probability"]
+        return Text.assemble(bar(share, 6), f" {share:4.0%} ", (str(value), "bold"))
 
 
 class RunWatcher:

@@ -157,6 +157,11 @@ class Tokenizer:
         """Everything that decides the tokens of a text, but for how many there may be: equal rules, equal tokens."""
         return self._backend.to_str()
 
+    @property
+    def mask_token(self) -> str:
+        """What stands for a hidden token in a text: [MASK], or MPNet's <mask>."""
+        return self._special["mask"]
+
     def save(self, folder: Path) -> None:
         """Write what :meth:`load` and ``transformers.AutoTokenizer`` read."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -48,6 +48,7 @@ def predict_file(
     text: str = "",
     text2: str = "",
     kind: str = "",
+    write: Write | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> FileReport:
     """Answer every row of a file.
@@ -59,6 +60,7 @@ def predict_file(
         text: the column with the text, where it is not named as in training.
         text2: likewise for the second of a pair.
         kind: how standard input and output are written: csv, tsv or jsonl (the default).
+        write: takes the answered rows in the place of a target, such as a table for a person.
     """
     kind = kind or "jsonl"
     if not (source and target) and kind not in ("csv", "tsv", "jsonl"):
@@ -71,10 +73,10 @@ def predict_file(
     columns = choose_columns(predictor.tasks, list(first), tasks, text, text2, name)
     into = {task: _free_name(task, first) for task in columns}
     done = unanswered = 0
-    with open_rows(target, kind) as write:
+    with nullcontext(write) if write else open_rows(target, kind) as write_rows:
         for window in _windows(chain([first], rows)):
             answered, empty = _answer(predictor, window, columns, into, nested=_suffix(target, kind) in NESTED)
-            write(answered)
+            write_rows(answered)
             done, unanswered = done + len(window), unanswered + empty
             if progress is not None:
                 progress(len(window))

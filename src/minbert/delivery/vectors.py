@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from minbert.errors import MinbertError, require, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -31,9 +32,10 @@ def open_vectors(path: Path | None, width: int) -> Iterator[Write]:
     if path.suffix not in SUFFIXES:
         raise MinbertError(f'{shown(path)}: unknown output "{path.suffix}"; expected {", ".join(SUFFIXES)}')
     partial = path.with_name(path.name + ".part")
-    writer = {".npy": _npy, ".jsonl": _jsonl, ".parquet": _parquet}[path.suffix]
+    writers: dict[str, Callable[[Path, int], AbstractContextManager[Write]]]
+    writers = {".npy": npy_rows, ".jsonl": _jsonl, ".parquet": _parquet}
     try:
-        with writer(partial, width) as write:
+        with writers[path.suffix](partial, width) as write:
             yield write
         partial.replace(path)
     except OSError as error:
@@ -44,20 +46,21 @@ def open_vectors(path: Path | None, width: int) -> Iterator[Write]:
 
 
 @contextmanager
-def _npy(path: Path, width: int) -> Iterator[Write]:
-    """The header is written twice: its length is fixed, and the number of rows is known only at the end."""
+def npy_rows(path: Path, width: int, kind: Literal["<f4", "<f2"] = "<f4") -> Iterator[Write]:
+    """A .npy file of float32 or float16. Its header is written twice: its length is fixed, and the number of rows is
+    known only at the end."""
     rows = 0
 
     def header(file: IO[bytes], count: int) -> None:
         shape = f"({count}, {width})".ljust(32)  # padded, so that the second header is as long as the first
-        text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}"
+        text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}"
         body = text.ljust(128 - 10 - 1).encode("latin1") + b"\n"
         file.write(b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body)
 
     def write(_: Sequence[str], vectors: NDArray[np.float32]) -> None:
         nonlocal rows
         rows += len(vectors)
-        file.write(vectors.astype("<f4").tobytes())
+        file.write(vectors.astype(kind).tobytes())
 
     with path.open("wb") as file:
         header(file, 0)
