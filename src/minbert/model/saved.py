@@ -204,7 +204,9 @@ def _within(name: Any, path: Path) -> str:
     return name
 
 
-def _to_json(manifest: Manifest) -> str:
+def as_plain(manifest: Manifest) -> dict[str, Any]:
+    """What minbert.json holds."""
+
     def row(table: Any, *leave: str) -> dict[str, Any]:
         return {key: value for key, value in asdict(table).items() if value is not None and key not in leave}
 
@@ -220,7 +222,11 @@ def _to_json(manifest: Manifest) -> str:
     }
     if manifest.members:
         content["members"] = list(manifest.members)
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return content
+
+
+def _to_json(manifest: Manifest) -> str:
+    return json.dumps(as_plain(manifest), indent=2, ensure_ascii=False) + "\n"
 
 
 def _head_tensors(model: MultitaskModel) -> dict[str, torch.Tensor]:
