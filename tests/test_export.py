@@ -67,7 +67,9 @@ def mpnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     special = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"]
     words = sorted({word.strip(".,?").lower() for text in (*TEXTS, *PAIRS) for word in text.split()})
     shape: dict[str, Any] = {"width": 16, "layers": 2, "heads": 4, "feed_forward": 24, "positions": 80}
-    config = EncoderConfig(vocab_size=len(special + words), kind="mpnet", segments=0, pad_id=1, relative_buckets=16, **shape)
+    config = EncoderConfig(
+        vocab_size=len(special + words), kind="mpnet", segments=0, pad_id=1, relative_buckets=32, **shape
+    )
     folder = tmp_path_factory.mktemp("encoders") / "mpnet"
     save_encoder(Encoder(config, generator=torch.Generator().manual_seed(0)), folder)
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in special + words), encoding="utf-8")
@@ -108,9 +110,11 @@ def test_every_head_and_pooling_equals_torch(
 ) -> None:
     """The comparison is the export's own: another row of the same code would show nothing more."""
     encoder = tiny_encoder if kind == "bert" else mpnet
-    predictor = predictor_of(encoder, EVERY, pooling="mean", common_layer=common, common_tasks=["sst", "pair-ph"][: 2 * common])
+    predictor = predictor_of(
+        encoder, EVERY, pooling="mean", common_layer=common, common_tasks=["sst", "pair-ph"][: 2 * common]
+    )
     found = export_model(predictor, "onnx", tmp_path / "out", rows=ROWS)
-    assert set(found.differences) == {*EVERY, "embedding"} - {"hidden"}
+    assert set(found.differences) == {*EVERY, "task_embedding"} - {"hidden"}
     assert max(found.differences.values()) < 1e-5
     onnx.checker.check_model(onnx.load(tmp_path / "out" / "model.onnx"))
     assert "hidden" in found.notes[0]
@@ -203,7 +207,9 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path, saved: Path, tiny_encod
     tokenizer, model, manifest = make(tiny_encoder)
     save_ensemble(tmp_path / "both", [saved, saved], manifest)
     assert "members/1" in refusal(lambda: export(tmp_path / "both", to="onnx", out=tmp_path / "out"))
-    weighted = Predictor(*(model, tokenizer), manifest=replace(manifest, model=replace(manifest.model, pooling="weighted")))
+    weighted = Predictor(
+        *(model, tokenizer), manifest=replace(manifest, model=replace(manifest.model, pooling="weighted"))
+    )
     for form in ("onnx", "torch", "sentence-transformers"):
         message = refusal(lambda form=form: export_model(weighted, form, tmp_path / "out", rows=ROWS))
         assert 'pooling is "weighted"' in message
@@ -267,7 +273,10 @@ def test_classifiers_of_transformers(
     answers = predictor.answers(TEXTS, PAIRS)
     for name in ("sst", "quora", "sts"):
         place = tmp_path / "out" / "classifiers" / name
-        loaded, tokenizer = AutoModelForSequenceClassification.from_pretrained(place), AutoTokenizer.from_pretrained(place)
+        loaded, tokenizer = (
+            AutoModelForSequenceClassification.from_pretrained(place),
+            AutoTokenizer.from_pretrained(place),
+        )
         columns = [TEXTS] if name == "sst" else [TEXTS, PAIRS]
         with torch.inference_mode():
             logits = loaded.eval()(**tokenizer(*columns, padding=True, truncation=True, return_tensors="pt")).logits
@@ -316,7 +325,12 @@ def test_the_card_of_a_run(tmp_path: Path, saved: Path) -> None:
     minbert.export(saved.parent, to="onnx", out=tmp_path / "mine")
     card = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
     assert card.startswith("---\nlanguage: en\nlibrary_name: onnx\n")
-    for line in ("# mine", "| sentiment | accuracy | 0.5000 | 0.4000 to 0.6000 | 80 |", 'name = "tiny"', "English only"):
+    for line in (
+        "# mine",
+        "| sentiment | accuracy | 0.5000 | 0.4000 to 0.6000 | 80 |",
+        'name = "tiny"',
+        "English only",
+    ):
         assert line in card
     assert "a sample written for this project" in card
 

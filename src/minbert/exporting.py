@@ -1,7 +1,7 @@
 """Export a model folder: find its texts, its data and its recipe, and have `delivery/export.py` write the form.
 
-    found = export("runs/sample/model", to="onnx", out="sample-onnx")
-    print(found.folder, max(found.differences.values()))
+found = export("runs/sample/model", to="onnx", out="sample-onnx")
+print(found.folder, max(found.differences.values()))
 """
 
 from __future__ import annotations
@@ -131,5 +131,3 @@ def _recipe(folder: Path) -> str:
     """The resolved recipe of the run that the model lies in."""
     path = folder.resolve().parent / "recipe.toml"
     return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-

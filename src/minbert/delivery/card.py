@@ -148,7 +148,9 @@ def _limits(manifest: Manifest) -> list[str]:
         "It repeats what its data say of people and groups. Not for decisions about persons.",
     ]
     encoder = manifest.model.encoder.lower()
-    if any(name in encoder for name in SEEN) and any("quora" in task.name or _is_quora(task) for task in manifest.tasks):
+    if any(name in encoder for name in SEEN) and any(
+        "quora" in task.name or _is_quora(task) for task in manifest.tasks
+    ):
         limits.append(
             "Its encoder is of the all-MiniLM or all-mpnet family, whose training data held Quora questions: scores on "
             "Quora are not those of a model that has never seen them."

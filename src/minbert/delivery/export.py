@@ -113,7 +113,9 @@ def _write_onnx(predictor: Predictor, form: Form, folder: Path, rows: Rows, meas
     from minbert.delivery.onnx_heads import build_multitask
 
     int8 = form == "onnx-int8"
-    calibration = predictor.tokenizer.encode(sample_texts()[:CALIBRATION], max_tokens=predictor.max_tokens) if int8 else None
+    calibration = (
+        predictor.tokenizer.encode(sample_texts()[:CALIBRATION], max_tokens=predictor.max_tokens) if int8 else None
+    )
     graph = build_multitask(
         predictor.model,
         pooling=predictor.manifest.model.pooling,
@@ -228,11 +230,12 @@ def compare(
 
 
 def _expected(predictor: Predictor, rows: Rows) -> dict[str, NDArray[np.float32]]:
-    """The model's own outputs and vectors."""
+    """The model's own outputs and vectors, by the names that an export has for them."""
     first, second = (list(column) for column in zip(*rows, strict=True))
     tasks = [task.name for task in predictor.tasks.values() if not task.is_masked]
     found = predictor.outputs(first, second, tasks) if tasks else {}
-    return {**found, "embedding": predictor.embed(first)}
+    named = {output_name(predictor.tasks[name]): outputs for name, outputs in found.items()}
+    return {**named, EMBEDDING: predictor.embed(first)}
 
 
 def _heads(
@@ -259,23 +262,23 @@ def _by_batches(
     tokenizer: tokenizers.Tokenizer, rows: Rows, run: Run, manifest: Mapping[str, Any]
 ) -> dict[str, NDArray[np.float32]]:
     """A file's outputs for some rows, asked for as its manifest says, a few rows at a time."""
-    make = {
+    make: dict[str, Callable[[tuple[str, str]], Any]] = {
         "first": lambda row: row[0],
         "second": lambda row: row[1],
         "joint": lambda row: (row[0], row[1]),
         "reversed": lambda row: (row[1], row[0]),
     }
-    found: dict[str, list[NDArray[np.float32]]] = {name: [] for name in (*manifest["tasks"], "embedding")}
+    found: dict[str, list[NDArray[np.float32]]] = {EMBEDDING: []}
     for start in range(0, len(rows), BATCH):
         part = rows[start : start + BATCH]
         count = len(part)
         said = run(tokenizer.encode_batch([make["first"](row) for row in part]), None)
-        found["embedding"].append(said["embedding"])
-        for name, task in manifest["tasks"].items():
+        found[EMBEDDING].append(said[EMBEDDING])
+        for task in manifest["tasks"].values():
             views = [make[view] for view in task["reads"]]
             encodings = tokenizer.encode_batch([view(row) for view in views for row in part])
             pairs = np.stack([np.arange(count), np.arange(count) + count], axis=1) if len(views) == 2 else None
-            found[name].append(run(encodings, pairs)[task["output"]])
+            found.setdefault(task["output"], []).append(run(encodings, pairs)[task["output"]])
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
@@ -344,4 +347,3 @@ def _write_sentence_transformers(
     first, second = zip(*rows, strict=True)
     differences = check_sentence_transformers(predictor, folder, [*first, *second])
     return _Done(differences, notes=("the heads are not in this form: it gives the encoder's vectors",))
-

@@ -99,14 +99,19 @@ class OnnxModel:
     def answer(self, task: str, views: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
         """A head's outputs, (rows, outputs), from the pooled vectors of the views that it reads."""
         about = self.manifest["tasks"][task]
-        known = self.manifest["embeddings"][about["pooling"]]["known"]
+        # ONNX Runtime computes the heads of other poolings too, which then need as many vectors.
+        known = [entry["known"] for entry in self.manifest["embeddings"].values()]
         nothing = np.full((1, 1), self.manifest["pad_id"], np.int64)  # a batch needs a sequence, which nobody reads
-        feed = {"input_ids": nothing, "attention_mask": np.ones_like(nothing), "token_type_ids": np.zeros_like(nothing)}
+        feed: dict[str, Any] = {
+            "input_ids": nothing,
+            "attention_mask": np.ones_like(nothing),
+            "token_type_ids": np.zeros_like(nothing),
+        }
         found = []
         for start in range(0, len(views[0]), ROWS):
             parts = [view[start : start + ROWS] for view in views]
             rows = np.arange(len(parts[0]), dtype=np.int64)
-            feed[known] = np.concatenate(parts)
+            feed |= dict.fromkeys(known, np.concatenate(parts))
             if len(views) == 2:
                 feed["pairs"] = np.stack([rows + 1, rows + 1 + len(rows)], axis=1)
             (outputs,) = self._run([about["output"]], feed)
@@ -126,9 +131,7 @@ class OnnxModel:
         return dict(zip(names, self._session.run(names, feed), strict=True))
 
     def _run(self, names: list[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
-        options = onnxruntime.RunOptions()
-        options.only_execute_path_to_fetches = True
-        found: list[NDArray[np.float32]] = self._session.run(names, dict(feed), options)
+        found: list[NDArray[np.float32]] = self._session.run(names, dict(feed))
         return found
 
     def __getstate__(self) -> dict[str, Any]:

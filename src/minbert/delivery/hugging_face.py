@@ -14,17 +14,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError
 from minbert.model.answers import Decision
+from minbert.model.heads import Linear
 from minbert.model.pretrained import save_encoder
 from minbert.tasks import Task
 
@@ -62,14 +63,15 @@ def as_classifier(predictor: Predictor, task: Task) -> Classifier | str:
     if task.loss == "bce-threshold":
         return "its score is a sigmoid laid over the scale, which transformers does not know"
     if how == "cls" and common:
-        layer = model.common[0]  # type: ignore[index]
+        layer = cast("nn.Linear", cast("nn.Sequential", model.common)[0])
     elif how == "pooler" and not common:
         layer = model.encoder.pooler.dense
     else:
         between = "a common layer" if common else "no layer with tanh"
         return f'its pooling is "{how}" with {between} before the head; transformers has the first token through one'
     decision = predictor.manifest.decisions.get(task.name, Decision())
-    weight, bias = (value.detach() / decision.temperature for value in (head.out.weight, head.out.bias))  # type: ignore[union-attr]
+    out = cast("Linear", head).out
+    weight, bias = (value.detach() / decision.temperature for value in (out.weight, out.bias))
     if task.is_classification and task.outputs == 1:  # one logit against 0
         weight, bias = torch.cat([torch.zeros_like(weight), weight]), torch.cat([torch.zeros_like(bias), bias])
     return Classifier(task, (layer.weight.detach(), layer.bias.detach()), (weight, bias))
@@ -92,9 +94,7 @@ def write_classifiers(predictor: Predictor, folder: Path) -> tuple[list[Classifi
             for name, tensor in load_file(place / "model.safetensors").items()
             if not name.startswith("pooler.")
         }
-        names = (
-            ("bert.pooler.dense", "classifier") if kind == "bert" else ("classifier.dense", "classifier.out_proj")
-        )
+        names = ("bert.pooler.dense", "classifier") if kind == "bert" else ("classifier.dense", "classifier.out_proj")
         for name, (weight, bias) in zip(names, (found.dense, found.out), strict=True):
             inner |= {f"{name}.weight": weight.clone().contiguous(), f"{name}.bias": bias.clone().contiguous()}
         save_file(inner, place / "model.safetensors", metadata={"format": "pt"})
@@ -176,9 +176,7 @@ def write_sentence_transformers(predictor: Predictor, folder: Path) -> None:
     if how == "pooler":
         (folder / "2_Dense").mkdir()
         shape = {"in_features": width, "out_features": width, "bias": True}
-        _write(
-            folder / "2_Dense" / "config.json", {**shape, "activation_function": "torch.nn.modules.activation.Tanh"}
-        )
+        _write(folder / "2_Dense" / "config.json", {**shape, "activation_function": "torch.nn.modules.activation.Tanh"})
         dense = predictor.model.encoder.pooler.dense
         tensors = {"linear.weight": dense.weight.detach().contiguous(), "linear.bias": dense.bias.detach().contiguous()}
         save_file(tensors, folder / "2_Dense" / "model.safetensors", metadata={"format": "pt"})

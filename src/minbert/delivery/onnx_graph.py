@@ -98,7 +98,7 @@ def build_onnx(
         "max_tokens": config.max_tokens,
         "pad_id": config.pad_id,
     }
-    return as_model(graph, inputs, {name: (TensorProto.FLOAT, "batch", config.width) for name in outputs}, about)
+    return as_model(graph, inputs, dict.fromkeys(outputs, (TensorProto.FLOAT, "batch", config.width)), about)
 
 
 Shape = tuple[int, str | int, str | int]
@@ -240,7 +240,9 @@ class EncoderGraph:
         keys = self.add("Unsqueeze", self.mask, self.axes(1, 2))  # (batch, 1, 1, tokens)
         length = self.add("Shape", self.mask, start=1, end=2)
         if not config.relative_buckets:
-            size = self.add("Concat", self.add("Shape", self.mask, start=0, end=1), self.axes(1), length, length, axis=0)
+            size = self.add(
+                "Concat", self.add("Shape", self.mask, start=0, end=1), self.axes(1), length, length, axis=0
+            )
             return self.add("Expand", keys, size)
         # The bias depends on the distance only: one row for each distance there can be, from far ahead to far back.
         buckets = relative_buckets(config.max_tokens, config.relative_buckets, device=torch.device("cpu")).numpy()

@@ -59,9 +59,8 @@ def build_multitask(
         raise MinbertError(
             f'pooling is "{unknown[0]}", which reads more than the tokens; for ONNX expected {", ".join(POOLINGS)}'
         )
-    inputs: dict[str, Shape] = {
-        name: (TensorProto.INT64, "sequences", "tokens") for name in (IDS, MASK, SEGMENTS)
-    }  # for MPNet too, which does not read the last: the same call for every model
+    # All three for MPNet too, which does not read the last: the same call for every model.
+    inputs: dict[str, Shape] = dict.fromkeys((IDS, MASK, SEGMENTS), (TensorProto.INT64, "sequences", "tokens"))
     outputs: dict[str, Shape] = {}
     found: dict[str, str] = {}
     pooled = graph.pooled(graph.hidden(), poolings)
