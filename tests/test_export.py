@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -193,6 +194,25 @@ def test_what_int8_costs_is_measured_on_dev(tmp_path: Path, saved: Path) -> None
         assert f"{loss['difference']:+.4f}" in done.output
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert f"| similarity | pearson | {losses['similarity']['fp32']:.4f} | {losses['similarity']['int8']:.4f} |" in card
+
+
+def test_a_predictor_runs_an_export(tmp_path: Path, tiny_encoder: Path, mpnet: Path) -> None:
+    """The same answers, from a pickle too; each distinct text is encoded once."""
+    for number, encoder in enumerate((tiny_encoder, mpnet)):
+        own, folder = predictor_of(encoder, {**EVERY, "quora": {}}, pooling="mean"), tmp_path / str(number)
+        export_model(own, "onnx", folder, rows=ROWS)
+        for found in (minbert.load(folder), pickle.loads(pickle.dumps(Predictor.load(folder)))):
+            assert found.max_tokens == own.max_tokens
+            texts, pairs = [*TEXTS, "nice " * 90, "nice"], [*PAIRS, "a " * 90, "nice"]
+            expected = own.outputs(texts, pairs)
+            for name, outputs in found.outputs(texts, pairs).items():
+                np.testing.assert_allclose(outputs, expected.pop(name), rtol=1e-4, atol=1e-4, err_msg=name)
+            assert not expected
+            np.testing.assert_allclose(found.embed(texts), own.embed(texts), atol=1e-4)
+            answers, wanted = (one.predict(texts, pairs, tasks=["quora"])["quora"] for one in (found, own))
+            assert [row["label"] for row in answers] == [row["label"] for row in wanted]
+    assert "expected cpu" in refusal(lambda: Predictor.load(tmp_path / "0", backend="torch"))
+    assert "an export in fp32" in refusal(lambda: Predictor.load(tmp_path / "0", precision="int8"))
 
 
 # --- what cannot be exported ------------------------------------------------------------------------------------------

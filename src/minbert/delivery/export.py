@@ -287,6 +287,7 @@ def _write_tokenizer(predictor: Predictor, folder: Path) -> tokenizers.Tokenizer
     import tokenizers
 
     own = predictor.tokenizer
+    own.save(folder)
     backend = tokenizers.Tokenizer.from_str(own.rules)
     backend.enable_truncation(predictor.max_tokens)
     backend.enable_padding(pad_id=own.pad_id, pad_token=own.words([own.pad_id])[0])

@@ -177,6 +177,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise MinbertError(f"{shown(path)}: no such file{hint}; expected a model folder, such as RUN/model") from None
     except (ValueError, OSError) as error:
         raise MinbertError(f"{shown(path)}: not readable JSON ({error})") from None
+    return from_plain(raw, path)
+
+
+def from_plain(raw: Any, path: Path) -> Manifest:
+    """The manifest that `as_plain` wrote into a file."""
     if not isinstance(raw, dict):
         raise MinbertError(f"{shown(path)}: a {type(raw).__name__}; expected an object")
     version = raw.get("format")
