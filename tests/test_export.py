@@ -28,7 +28,8 @@ from minbert.errors import MinbertError, MissingExtraError
 from minbert.exporting import export
 from minbert.model.answers import Decision
 from minbert.model.encoder import Encoder, EncoderConfig
-from minbert.model.pretrained import save_encoder
+from minbert.model.multitask import MultitaskModel
+from minbert.model.pretrained import load_folder, save_encoder
 from minbert.model.saved import save_ensemble, save_model
 from minbert.tasks import HEADS
 from tests.models import PAIRS, TEXTS, make
@@ -162,6 +163,20 @@ def test_differences_are_in_proportion_where_numbers_are_large_and_nan_is_none()
     assert "(1, 1)" in refusal(lambda: compare({}, {"a": small}, Path("out")))
 
 
+@pytest.mark.parity
+def test_a_published_encoder(tmp_path: Path, minilm: Path) -> None:
+    tasks = {"sst": {}, "sts": {"head": "cosine", "pooling": "mean"}, "quora": {"head": "dph"}}
+    tokenizer, model, manifest = make(minilm, tasks)
+    load_folder_into(model, minilm)
+    found = export_model(Predictor(model, tokenizer, manifest), "onnx", tmp_path / "out", rows=ROWS)
+    assert max(found.differences.values()) < 2e-5
+
+
+def load_folder_into(model: MultitaskModel, folder: Path) -> None:
+    """The published weights again, which `make` has shaken."""
+    model.encoder.load_state_dict(load_folder(folder)[0].state_dict())
+
+
 @pytest.mark.parametrize("second", [False, True])
 def test_the_example_without_minbert(tmp_path: Path, saved: Path, second: bool) -> None:
     export(saved, to="onnx", out=tmp_path / "out")
@@ -179,6 +194,13 @@ def test_the_example_without_minbert(tmp_path: Path, saved: Path, second: bool) 
     name = "paraphrase" if second else "sentiment"
     for label, share in answers[name][0]["probabilities"].items():
         assert f"'{label}': {share:.4f}"[:-1] in said[name]
+
+
+def test_an_export_is_evaluated_as_the_model_is(tmp_path: Path, saved: Path) -> None:
+    found = minbert.export(saved, to="onnx", out=tmp_path / "out")
+    exported, own = minbert.evaluate(found.folder, device="cpu"), minbert.evaluate(saved, device="cpu")
+    for name, evaluation in own.items():
+        assert exported[name].score == pytest.approx(evaluation.score, abs=1e-5), name
 
 
 def test_what_int8_costs_is_measured_on_dev(tmp_path: Path, saved: Path) -> None:

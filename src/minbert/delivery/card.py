@@ -34,7 +34,8 @@ DATA = {
 """What the built-in tasks were trained on, and under which terms."""
 OWN = "a sample written for this project", "Apache-2.0, as minbert"
 UNKNOWN = "files of whoever trained it: {files}", "not known to minbert; ask whoever trained it"
-SEEN = ("minilm", "mpnet", "all-minilm", "all-mpnet")
+SEEN = ("all-minilm", "all-mpnet")
+"""Encoders that have met Quora questions, by a part of their names; `minilm` and `mpnet` are two of them."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def render(
     parts = [
         _front(form),
         f"# {card.name}",
-        f"One encoder ({manifest.model.encoder}) with a small head for each of: {', '.join(_names(manifest.tasks))}. "
+        f"One encoder ({_encoder(manifest.model.encoder)}) with a small head for each of: {', '.join(_names(manifest.tasks))}. "
         f"Trained and exported by minbert {manifest.version}, recipe `{manifest.recipe}`.",
         "## How to load it",
         LOADING[form],
@@ -87,6 +88,11 @@ def _front(form: str) -> str:
     tag = {"sentence-transformers": "sentence-similarity", "transformers": "feature-extraction"}.get(form)
     lines = ["language: en", f"library_name: {library}", *([f"pipeline_tag: {tag}"] if tag else []), "tags: [minbert]"]
     return "---\n" + "\n".join(lines) + "\n---"
+
+
+def _encoder(name: str) -> str:
+    """A folder of someone's machine by its last part."""
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def _names(tasks: Sequence[Task]) -> list[str]:
@@ -148,7 +154,7 @@ def _limits(manifest: Manifest) -> list[str]:
         "It repeats what its data say of people and groups. Not for decisions about persons.",
     ]
     encoder = manifest.model.encoder.lower()
-    if any(name in encoder for name in SEEN) and any(
+    if (encoder in ("minilm", "mpnet") or any(name in encoder for name in SEEN)) and any(
         "quora" in task.name or _is_quora(task) for task in manifest.tasks
     ):
         limits.append(
