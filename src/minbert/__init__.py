@@ -19,12 +19,13 @@ from minbert.errors import MinbertError, require
 
 if TYPE_CHECKING:
     from minbert.config import Recipe
+    from minbert.delivery.export import Exported
     from minbert.delivery.predictor import Predictor
     from minbert.evaluation.evaluate import Evaluation
     from minbert.experiment import Run
 
 __version__ = "0.1.0"
-__all__ = ["MinbertError", "ensemble", "evaluate", "load", "predict", "read_recipe", "train"]
+__all__ = ["MinbertError", "ensemble", "evaluate", "export", "load", "predict", "read_recipe", "train"]
 
 
 def load(model: str | Path, *, device: str = "cpu") -> Predictor:
@@ -81,6 +82,17 @@ def ensemble(out: str | Path, models: Sequence[str | Path], **options: Any) -> P
     from minbert.ensembles import ensemble as write_ensemble
 
     return write_ensemble(out, models, **options)
+
+
+def export(model: str | Path, *, to: str, out: str | Path, **options: Any) -> Exported:
+    """Write a model in a form that others load: onnx, onnx-int8, sentence-transformers, transformers or torch.
+
+    The options are those of `minbert.exporting.export`: data, overwrite, watcher.
+    """
+    require("torch", "train", "minbert.export")
+    from minbert.exporting import export as write_export
+
+    return write_export(model, to=to, out=out, **options)
 
 
 def predict(

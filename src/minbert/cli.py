@@ -26,6 +26,7 @@ from minbert.console import (
     number,
     out,
     print_evaluations,
+    print_export,
     print_matches,
     print_notes,
     print_results,
@@ -482,6 +483,23 @@ def ensemble(
             )
             out.print(f"{name}: temperature {decision.temperature:.2f}{threshold}, chosen on dev", highlight=False)
     out.print(f"ensemble of {len(found.members)} models: {shown(folder)}", highlight=False, soft_wrap=True)
+
+
+@app.command(epilog="Example: [bold]minbert export runs/sample/model --to onnx --out sample-onnx[/]")
+def export(
+    model: ModelPath,
+    to: Annotated[str, typer.Option("--to", help="onnx, onnx-int8, sentence-transformers, transformers or torch.")],
+    out_dir: Annotated[Path, typer.Option("--out", help="The new folder.")],
+    data: DataOption = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an export that is there.")] = False,
+) -> None:
+    """Write a model in a form that others load, compared with the model itself before it appears."""
+    needs_torch("minbert export")
+    from minbert.exporting import export as write_export
+
+    with RunWatcher() as watcher:
+        found = write_export(model, to=to, out=out_dir, data=data, overwrite=overwrite, watcher=watcher)
+    print_export(found)
 
 
 @app.command(epilog="Example: [bold]minbert compare runs/a runs/b[/]")

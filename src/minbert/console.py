@@ -27,6 +27,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from minbert.errors import shown
+
 if TYPE_CHECKING:
     from minbert.delivery.search import Match
 
@@ -310,6 +312,26 @@ def print_evaluations(evaluations: Mapping[str, Any], console: Console = out) ->
                 cells = [f"{count:,}" for count in found.confusion[row]]
                 matrix.add_row(label, *cells, number(found.class_accuracy[row]))
             console.print(matrix)
+
+
+def print_export(found: Any, console: Console = out) -> None:
+    """What `minbert export` wrote, how near it is, and what int8 costs."""
+    if found.losses:
+        table = Table("task", "metric", "fp32", "int8", "difference", "95% interval", title="int8 on dev")
+        for name, loss in found.losses.items():
+            interval = f"{loss['low']:+.4f} to {loss['high']:+.4f}"
+            values = f"{loss['fp32']:.4f}", f"{loss['int8']:.4f}", f"{loss['difference']:+.4f}"
+            table.add_row(name, loss["metric"], *values, interval)
+        console.print(table)
+    for note in found.notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    if found.differences:
+        largest = max(found.differences.values())
+        what = "its heads" if found.form == "onnx-int8" else "it"
+        console.print(f"largest difference between {what} and the model's own: {largest:.1e}", highlight=False)
+    else:
+        console.print("not compared: the library that reads this form is not installed here", highlight=False)
+    console.print(f"written: {shown(found.folder)}: {', '.join(found.files)}", highlight=False, soft_wrap=True)
 
 
 def number(value: float | None) -> str:

@@ -153,7 +153,7 @@ def onnx_file(folder: Path, precision: Precision) -> Path:
 
     encoder, report = load_folder(folder)
     poolings = [how for how in POOLINGS if how != "pooler" or not report.initialised]
-    tokens = Tokenizer.load(folder).encode(_sample_texts()[:CALIBRATION]) if precision == "int8" else None
+    tokens = Tokenizer.load(folder).encode(sample_texts()[:CALIBRATION]) if precision == "int8" else None
     try:
         write_onnx(encoder.eval(), path, precision=precision, poolings=poolings, calibration=tokens)
     except OSError as error:
@@ -172,7 +172,7 @@ def _fingerprint(folder: Path, precision: Precision) -> str:
     return digest.hexdigest()[:24]
 
 
-def _sample_texts() -> list[str]:
+def sample_texts() -> list[str]:
     """The embedded sample's sentences, each once: a few of every task."""
     files = [path.read_text(encoding="utf-8").splitlines()[1:] for path in sorted(SAMPLE.glob("*.tsv"))]
     rows = [line.split("\t") for lines in zip(*files, strict=False) for line in lines]

@@ -84,23 +84,13 @@ def build_onnx(
     graph = EncoderGraph(encoder, int8=precision == "int8", peaks=peaks)
     outputs = graph.pooled(graph.hidden(), poolings)
     graph.name_outputs(outputs)
-    batch = ["batch", "tokens"]
-    inputs = {"ids": TensorProto.INT64, "mask": TensorProto.BOOL, "segments": TensorProto.INT64}
+    inputs: dict[str, Shape] = {
+        "ids": (TensorProto.INT64, "batch", "tokens"),
+        "mask": (TensorProto.BOOL, "batch", "tokens"),
+        "segments": (TensorProto.INT64, "batch", "tokens"),
+    }
     if not config.segments:
         del inputs["segments"]
-    model = helper.make_model(
-        helper.make_graph(
-            graph.nodes,
-            "encoder",
-            [helper.make_tensor_value_info(name, kind, batch) for name, kind in inputs.items()],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", config.width]) for name in outputs],
-            graph.constants,
-        ),
-        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)],
-        producer_name="minbert",
-        producer_version=__version__,
-    )
-    model.ir_version = IR_VERSION
     about = {
         "precision": precision,
         "width": config.width,
@@ -108,6 +98,28 @@ def build_onnx(
         "max_tokens": config.max_tokens,
         "pad_id": config.pad_id,
     }
+    return as_model(graph, inputs, dict.fromkeys(outputs, (TensorProto.FLOAT, "batch", config.width)), about)
+
+
+Shape = tuple[int, str | int, str | int]
+"""Of an input or output: the type of its numbers, its rows and its columns."""
+
+
+def as_model(
+    graph: EncoderGraph, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape], about: Mapping[str, Any]
+) -> onnx.ModelProto:
+    """The graph's nodes and constants as a model; `about` is what its metadata says under "minbert"."""
+
+    def described(shapes: Mapping[str, Shape]) -> list[onnx.ValueInfoProto]:
+        return [helper.make_tensor_value_info(name, kind, shape) for name, (kind, *shape) in shapes.items()]
+
+    model = helper.make_model(
+        helper.make_graph(graph.nodes, "encoder", described(inputs), described(outputs), graph.constants),
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)],
+        producer_name="minbert",
+        producer_version=__version__,
+    )
+    model.ir_version = IR_VERSION
     helper.set_model_props(model, {"minbert": json.dumps(about)})
     return model
 
@@ -115,11 +127,13 @@ def build_onnx(
 class EncoderGraph:
     """The nodes and constants of an encoder; its methods add to them and return the names of what they computed.
 
-    Shapes are (batch, tokens, width) all along: ONNX Runtime multiplies them as one matrix.
+    Shapes are (batch, tokens, width) all along: ONNX Runtime multiplies them as one matrix. `ids`, `mask` (booleans) and
+    `segments` are the names of what it reads.
     """
 
     def __init__(self, encoder: Encoder, *, int8: bool, peaks: Peaks) -> None:
         self.config, self.int8, self.peaks = encoder.config, int8, peaks
+        self.ids, self.mask, self.segments = "ids", "mask", "segments"
         self.weights: dict[str, Floats] = {
             name: weight.detach().float().numpy() for name, weight in encoder.state_dict().items()
         }
@@ -150,13 +164,13 @@ class EncoderGraph:
                     "Tanh", self.add("Gemm", found[how], self.constant(weight.T), self.constant(bias))
                 )
             elif how == "mean":
-                real = self.add("Unsqueeze", self.add("Cast", "mask", to=TensorProto.FLOAT), self.axes(1))
+                real = self.add("Unsqueeze", self.add("Cast", self.mask, to=TensorProto.FLOAT), self.axes(1))
                 summed = self.add("MatMul", real, hidden)  # (batch, 1, width)
                 mean = self.add("Div", summed, self.add("ReduceSum", real, self.axes(2), keepdims=1))
                 found[how] = self.add("Squeeze", mean, self.axes(1))
             elif how == "max":
                 lowest = self.constant(np.float32(-np.inf))
-                masked = self.add("Where", self.add("Unsqueeze", "mask", self.axes(2)), hidden, lowest)
+                masked = self.add("Where", self.add("Unsqueeze", self.mask, self.axes(2)), hidden, lowest)
                 found[how] = self.add("ReduceMax", masked, self.axes(1), keepdims=0)
         return found
 
@@ -165,13 +179,13 @@ class EncoderGraph:
     def _embed(self) -> str:
         config, first = self.config, self.config.first_position
         positions = self.weights["embeddings.positions.weight"][first : first + config.max_tokens]
-        tokens = self.add("Gather", self.constant(self.weights["embeddings.tokens.weight"]), "ids")
-        length = self.add("Shape", "ids", start=1, end=2)
+        tokens = self.add("Gather", self.constant(self.weights["embeddings.tokens.weight"]), self.ids)
+        length = self.add("Shape", self.ids, start=1, end=2)
         near = self.add("Slice", self.constant(positions), self.axes(0), length, self.axes(0))
         summed = self.add("Add", tokens, near)
         if not config.segments:
             return summed
-        segments = self.add("Gather", self.constant(self.weights["embeddings.segments.weight"]), "segments")
+        segments = self.add("Gather", self.constant(self.weights["embeddings.segments.weight"]), self.segments)
         return self.add("Add", summed, segments)
 
     def _attend(self, x: str, factor: Floats | None, name: str, bias: str) -> str:
@@ -223,10 +237,12 @@ class EncoderGraph:
         """What attention reads beside queries, keys and values, (batch, 1 or heads, tokens, tokens): where the real
         tokens are, as booleans; for MPNet the relative bias, far below 0 at padding."""
         config = self.config
-        keys = self.add("Unsqueeze", "mask", self.axes(1, 2))  # (batch, 1, 1, tokens)
-        length = self.add("Shape", "mask", start=1, end=2)
+        keys = self.add("Unsqueeze", self.mask, self.axes(1, 2))  # (batch, 1, 1, tokens)
+        length = self.add("Shape", self.mask, start=1, end=2)
         if not config.relative_buckets:
-            size = self.add("Concat", self.add("Shape", "mask", start=0, end=1), self.axes(1), length, length, axis=0)
+            size = self.add(
+                "Concat", self.add("Shape", self.mask, start=0, end=1), self.axes(1), length, length, axis=0
+            )
             return self.add("Expand", keys, size)
         # The bias depends on the distance only: one row for each distance there can be, from far ahead to far back.
         buckets = relative_buckets(config.max_tokens, config.relative_buckets, device=torch.device("cpu")).numpy()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from minbert.delivery.backends import (
     open_onnx,
     torch_precision,
 )
+from minbert.delivery.exported import is_export
 from minbert.errors import MinbertError, suggest
 from minbert.model.answers import Answers, Decision, decode, mean_outputs
 from minbert.model.encoder import Pooling
@@ -68,7 +69,13 @@ class Predictor:
         precision: Precision = "fp32",
         backend: BackendName | None = None,
     ) -> Predictor:
-        """From a model folder, such as RUN/model; for precision and backend see `Embedder.load`."""
+        """From a model folder, such as RUN/model, or one that `minbert export --to onnx` wrote; for precision and backend
+        see `Embedder.load`."""
+        if is_export(Path(folder)):
+            from minbert.delivery.exported_model import open_export
+
+            exported, *_ = opened = open_export(Path(folder), device=device, precision=precision, backend=backend)
+            return cls(cast("MultitaskModel", exported), opened[1], opened[2], encoder=exported.onnx)
         chosen = choose_backend(precision, backend, device)
         about = read_manifest(Path(folder))
         if about.members:

@@ -177,6 +177,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise MinbertError(f"{shown(path)}: no such file{hint}; expected a model folder, such as RUN/model") from None
     except (ValueError, OSError) as error:
         raise MinbertError(f"{shown(path)}: not readable JSON ({error})") from None
+    return from_plain(raw, path)
+
+
+def from_plain(raw: Any, path: Path) -> Manifest:
+    """The manifest that `as_plain` wrote into a file."""
     if not isinstance(raw, dict):
         raise MinbertError(f"{shown(path)}: a {type(raw).__name__}; expected an object")
     version = raw.get("format")
@@ -204,7 +209,9 @@ def _within(name: Any, path: Path) -> str:
     return name
 
 
-def _to_json(manifest: Manifest) -> str:
+def as_plain(manifest: Manifest) -> dict[str, Any]:
+    """What minbert.json holds."""
+
     def row(table: Any, *leave: str) -> dict[str, Any]:
         return {key: value for key, value in asdict(table).items() if value is not None and key not in leave}
 
@@ -220,7 +227,11 @@ def _to_json(manifest: Manifest) -> str:
     }
     if manifest.members:
         content["members"] = list(manifest.members)
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return content
+
+
+def _to_json(manifest: Manifest) -> str:
+    return json.dumps(as_plain(manifest), indent=2, ensure_ascii=False) + "\n"
 
 
 def _head_tensors(model: MultitaskModel) -> dict[str, torch.Tensor]:
