@@ -112,7 +112,9 @@ def test_many_callers_each_get_their_own_answers(predictor: Predictor) -> None:
         question = Question(texts, tuple(zip(texts, texts[::-1], strict=True)), ("sst", "quora", "sts"), embed=True)
         return question, batcher.submit(question).result(60)
 
-    drawn = [[rng.integers(len(words), size=rng.integers(1, 12)) for _ in range(number % 3 + 1)] for number in range(200)]
+    drawn = [
+        [rng.integers(len(words), size=rng.integers(1, 12)) for _ in range(number % 3 + 1)] for number in range(200)
+    ]
     with Batcher(predictor, budget=200) as batcher, ThreadPoolExecutor(32) as callers:
         found = list(callers.map(ask, range(200)))
     for question, reply in found:

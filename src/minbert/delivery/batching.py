@@ -87,9 +87,12 @@ class Batcher:
         self._closed = False
         self._rate = 0.0  # encodings a second, of the last batches
         self._ended = -math.inf  # when the last batch did
-        self._thread = threading.Thread(target=self._work, name="minbert-batches", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Batcher:
+        """Start the thread; after `close` again."""
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="minbert-batches", daemon=True)
         self._thread.start()
         return self
 
@@ -106,7 +109,7 @@ class Batcher:
     @property
     def alive(self) -> bool:
         """Whether questions are answered: the thread runs and has not been told to end."""
-        return self._thread.is_alive() and not self._closed
+        return self._thread is not None and self._thread.is_alive() and not self._closed
 
     def submit(self, question: Question) -> Future[Reply]:
         """The reply to come. A future that is cancelled while it waits costs nothing.
@@ -132,7 +135,7 @@ class Batcher:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
 
     def _estimate(self, inputs: set[Any]) -> int:

@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from starlette.exceptions import HTTPException
+
 from minbert.errors import MinbertError, shown
 
 Message = MutableMapping[str, Any]
@@ -38,10 +40,6 @@ TYPES = {
 GOOD_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 log = logging.getLogger("minbert.serve")
-
-
-class TooLargeError(Exception):
-    """The body has more bytes than are allowed."""
 
 
 def read_keys(file: Path | None = None) -> tuple[bytes, ...]:
@@ -148,8 +146,6 @@ class _Exchange:
         try:
             async with asyncio.timeout(edge.timeout):
                 await edge.app(self.scope, self.receive, self.send)
-        except TooLargeError:
-            await self._refuse(413, f"the body has more than {edge.body_bytes:,} bytes")
         except TimeoutError:
             await self._refuse(504, f"no answer within {edge.timeout:g} s")
         except (
@@ -183,7 +179,8 @@ class _Exchange:
         if message["type"] == "http.request":
             self.read += len(message.get("body", b""))
             if self.read > self.edge.body_bytes:
-                raise TooLargeError
+                said = f"the body has more than {self.edge.body_bytes:,} bytes"
+                raise HTTPException(413, said, {"Connection": "close"})  # which FastAPI lets through
         return message
 
     async def send(self, message: Message) -> None:

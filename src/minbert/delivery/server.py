@@ -183,6 +183,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with service.batcher:
+            service.draining = False
             if drain is not None:
                 _drain_on_signal(service, drain)
             log.info("ready", extra={"fields": {"model": name, "tasks": list(predictor.tasks)}})
