@@ -47,6 +47,7 @@ from minbert.delivery.messages import (
     SimilarityResponse,
 )
 from minbert.delivery.metrics import SECONDS, SIZES, Counter, Gauge, Histogram, Metric, exposition
+from minbert.delivery.onnx_encoder import OnnxEncoder
 from minbert.delivery.predictor import Predictor
 from minbert.delivery.questions import Question, Reply, choose_tasks
 from minbert.errors import MinbertError
@@ -367,17 +368,19 @@ def app_of_environment() -> FastAPI:
     _log_as_json()
     threads = max(1, available_cores() // told["workers"])
     predictor = Predictor.load(told["model"], device=told["device"], precision=told["precision"])
-    _share_cores(predictor, threads)
+    _set_up(predictor, threads)
     return create_app(predictor, limits=limits, keys=keys, name=_name(Path(told["model"])), drain=told["drain"])
 
 
-def _share_cores(predictor: Predictor, threads: int) -> None:
+def _set_up(predictor: Predictor, threads: int) -> None:
+    """Use that many cores, and give a text the same answer whatever it is batched with."""
     import torch
 
     torch.set_num_threads(min(torch.get_num_threads(), threads))
     for one in getattr(predictor, "members", (predictor,)):
-        if hasattr(one.encoder, "threads"):
+        if isinstance(one.encoder, OnnxEncoder):
             one.encoder.threads = threads
+            one.encoder.apart = one.encoder.precision == "int8"
 
 
 def _name(folder: Path) -> str:
