@@ -23,7 +23,7 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "setting up $(VENV) for development (once)"
-	$(PIP) -e '.[train,hub,parquet,report,dev]'
+	$(PIP) -e '.[train,hub,parquet,report,serve,dev]'
 	@touch $(VENV)/.train $@
 
 $(MINBERT_HOME)/encoders/minilm/config.json: | $(VENV)/.train

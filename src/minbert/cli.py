@@ -429,6 +429,41 @@ def try_command(model: ModelPath, device: DeviceOption = "cpu", precision: Preci
     try_model(predictor, title=shown(model))
 
 
+@app.command(epilog="Example: [bold]minbert serve runs/sample/model --precision int8[/]")
+def serve(
+    model: ModelPath,
+    host: Annotated[str, typer.Option(help="0.0.0.0: reachable from outside.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, each with the model.")] = 1,
+    device: DeviceOption = "cpu",
+    precision: PrecisionOption = "fp32",
+    api_keys: Annotated[
+        Path | None, typer.Option("--api-keys", help="A file with a key a line; also: MINBERT_API_KEYS.")
+    ] = None,
+    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
+    max_texts: Annotated[int, typer.Option(min=1, help="Texts and pairs of a request.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=0, help="Of a text; the rest is cut. 0: the model's own.")] = 0,
+    queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; more: 503.")] = 2048,
+    timeout: Annotated[float, typer.Option(help="Seconds that an answer may take; then: 504.")] = 30.0,
+    budget: Annotated[int, typer.Option(min=1, help="Tokens of a batch, about.")] = 4096,
+    wait: Annotated[float, typer.Option(help="Milliseconds that a batch waits for more under load.")] = 2.0,
+    batching: Annotated[bool, typer.Option(help="Answer many requests together.")] = True,
+    drain: Annotated[float, typer.Option(help="Seconds of /readyz saying no before the end.")] = 0.0,
+) -> None:
+    """Serve a model over HTTP: predictions, embeddings and similarities; see /docs of the server."""
+    needs_torch("minbert serve")
+    for module in ("fastapi", "uvicorn"):
+        require(module, "serve", "minbert serve")
+    from minbert.delivery.server import Limits, ServeSettings
+    from minbert.delivery.server import serve as run_server
+    from minbert.experiment import choose_device
+
+    limits = Limits(max_body, max_texts, max_tokens, queue, timeout, budget, wait / 1000, batching)
+    where = str(choose_device(device))
+    err.print(f"serving {shown(model)} on http://{host}:{port} (see /docs)", highlight=False, soft_wrap=True)
+    run_server(ServeSettings(model, host, port, workers, precision, where, api_keys, drain, limits))
+
+
 @app.command(epilog="Example: [bold]minbert submit runs/multitask/model --data data[/]")
 def submit(
     model: ModelPath,

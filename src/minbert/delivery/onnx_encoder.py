@@ -46,6 +46,10 @@ class OnnxEncoder:
         threads: how many batches are computed at once; default the cores that are really ours.
     """
 
+    apart = False
+    """Each sequence is a batch of its own. In int8 the range of a batch's activations is measured at each product, so that
+    vectors depend a little on what else is in it; apart, they do not. Takes longer."""
+
     def __init__(self, file: Path | bytes, *, threads: int | None = None) -> None:
         self._file = file
         self.threads = threads or available_cores()
@@ -87,7 +91,7 @@ class OnnxEncoder:
             how: np.empty((len(tokens), self.width), np.float32) for how in names
         }
         fair = -(-int(tokens.lengths.sum()) // self.threads)  # few sequences are shared out too
-        plan = plan_batches(tokens.lengths, tokens=max(1, min(TOKEN_BUDGET, fair)))
+        plan = plan_batches(tokens.lengths, tokens=max(1, min(TOKEN_BUDGET, fair)), rows=1 if self.apart else None)
 
         def run(rows: NDArray[np.int64]) -> int:
             batch = pad(tokens, rows, self.pad_id)
@@ -133,10 +137,12 @@ class OnnxEncoder:
         return {
             "file": self._file if isinstance(self._file, bytes) else self._file.read_bytes(),
             "threads": self.threads,
+            "apart": self.apart,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["file"], threads=state["threads"])  # type: ignore[misc]
+        self.apart = state["apart"]
 
 
 def onnx_file(folder: Path, precision: Precision) -> Path:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +39,7 @@ from minbert.model.saved import Manifest, check_members, load_model, read_manife
 from minbert.tasks import Task, View
 
 Vectors = dict[Pooling, NDArray[np.float32]]
-Read = Callable[[list[Any]], Tokens]
-"""Distinct texts, or distinct pairs, to their tokens."""
+Key = TypeVar("Key")
 
 
 class Predictor:
@@ -137,29 +136,40 @@ class Predictor:
             raise MinbertError(f"{len(first)} texts and {len(second)} pairs; expected as many of each")
         if not first:
             return {task.name: np.empty((0, task.outputs), np.float32) for task in chosen}
-        return self._run(chosen, first, second, self._tokenize)
+        rows = Rows(first, second)
+        return self.run({task.name: rows for task in chosen}, Reader(self._tokenize))[0]
 
-    def _run(
-        self, chosen: Sequence[Task], first: list[str], second: list[str], read: Read
-    ) -> dict[str, NDArray[np.float32]]:
-        """What the heads of the chosen tasks say of some rows, at least one; `read` gives distinct rows' tokens."""
-        rows: dict[View, list[Any]] = {"first": first, "second": second}
-        rows["joint"] = list(zip(first, second, strict=False))
-        rows["reversed"] = list(zip(second, first, strict=False))
-        vectors: dict[View, Vectors] = {}
-        for group in (("first", "second"), ("joint", "reversed")):
-            wanted: dict[View, set[Pooling]] = {}
-            for task in chosen:
-                for view in task.answer_views:
-                    if view in group:
-                        wanted.setdefault(view, set()).add(self.model.poolings[task.name])
-            vectors |= self._encode({view: rows[view] for view in wanted}, set().union(*wanted.values()), read)
-        return {
-            task.name: answer_pooled(
-                self.model, task.name, [vectors[view][self.model.poolings[task.name]] for view in task.answer_views]
-            )
-            for task in chosen
+    def run(
+        self, asked: Mapping[str, Rows], read: Reader, embed: Sequence[str] = ()
+    ) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.float32] | None]:
+        """What the heads say, each task of rows of its own, at least one; and the vectors of `embed`, None of none.
+
+        Every distinct text of all of them is encoded once, and so is every distinct pair.
+        """
+        tasks = {name: self.model.tasks[name] for name in asked}
+        places = {name: [(id(asked[name]), view) for view in task.answer_views] for name, task in tasks.items()}
+        vectors: dict[tuple[int, View], Vectors] = {}
+        for group in (("first", "second"), ("joint", "reversed")):  # single texts, pairs
+            rows: dict[tuple[int, View], Sequence[Any]] = {}
+            poolings: set[Pooling] = set()
+            for name in tasks:
+                for place in places[name]:
+                    if place[1] in group:
+                        rows[place] = asked[name].view(place[1])
+                        poolings.add(self.model.poolings[name])
+            if embed and "first" in group:
+                rows[0, "first"] = embed
+                poolings.add(self.manifest.model.pooling)
+            vectors |= self._encode(rows, poolings, read)
+        outputs = {
+            name: answer_pooled(self.model, name, [vectors[place][self.model.poolings[name]] for place in places[name]])
+            for name in tasks
         }
+        return outputs, vectors[0, "first"][self.manifest.model.pooling] if embed else None
+
+    def inputs_of(self, task: str, rows: Rows) -> set[Any]:
+        """What the encoder must read for a task's answers: texts, and pairs as tuples. Each costs an encoding."""
+        return {row for view in self.model.tasks[task].answer_views for row in rows.view(view)}
 
     def outputs_of(self, inputs: Inputs, examples: Examples | None = None) -> NDArray[np.float32]:  # noqa: ARG002
         """The same of a task's rows that are tokenized already, such as a split of dev, see `multitask.outputs_of`;
@@ -172,19 +182,20 @@ class Predictor:
     def embed(self, texts: Sequence[str], *, pooling: Pooling | None = None) -> NDArray[np.float32]:
         """The encoder's vector of each text, (texts, width)."""
         how = pooling or self.manifest.model.pooling
-        return self._encode({"first": _listed(texts, "texts")}, {how}, self._tokenize)["first"][how]
+        read = Reader(self._tokenize)
+        return self._encode({"first": _listed(texts, "texts")}, {how}, read)["first"][how]
 
-    def _encode(self, rows: Mapping[View, list[Any]], poolings: set[Pooling], read: Read) -> dict[View, Vectors]:
-        """Vectors of each view's rows; rows that are equal, within a view or between them, are encoded once."""
+    def _encode(self, rows: Mapping[Key, Sequence[Any]], poolings: set[Pooling], read: Reader) -> dict[Key, Vectors]:
+        """Vectors of several lists of rows; rows that are equal, within a list or between them, are encoded once."""
         if not rows:
             return {}
         places: dict[Any, int] = {}
         index = {
-            view: np.fromiter((places.setdefault(row, len(places)) for row in values), np.int64, len(values))
-            for view, values in rows.items()
+            key: np.fromiter((places.setdefault(row, len(places)) for row in values), np.int64, len(values))
+            for key, values in rows.items()
         }
         vectors = self.encoder.encode(read(list(places)), sorted(poolings))
-        return {view: {how: table[where] for how, table in vectors.items()} for view, where in index.items()}
+        return {key: {how: table[where] for how, table in vectors.items()} for key, where in index.items()}
 
     @property
     def pooling_weights(self) -> Mapping[str, float] | None:
@@ -245,19 +256,22 @@ class Ensemble(Predictor):
         rules = [(member.tokenizer.rules, member.max_tokens, member.pooling_weights) for member in members]
         self._alike = [rules.index(own) for own in rules]  # the first member that reads as each of them does
 
-    def _run(
-        self,
-        chosen: Sequence[Task],
-        first: list[str],
-        second: list[str],
-        read: Read,  # noqa: ARG002 - every member has its own
-    ) -> dict[str, NDArray[np.float32]]:
-        readers = {number: _Reader(self.members[number]._tokenize) for number in set(self._alike)}
+    def run(
+        self, asked: Mapping[str, Rows], read: Reader, embed: Sequence[str] = ()
+    ) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.float32] | None]:
+        if embed:
+            self.embed(embed)
+        readers = {number: Reader(self.members[number]._tokenize) for number in set(self._alike)} | {0: read}
         found = [
-            member._run([member.model.tasks[task.name] for task in chosen], first, second, readers[number])
-            for member, number in zip(self.members, self._alike, strict=True)
+            member.run(asked, readers[number])[0] for member, number in zip(self.members, self._alike, strict=True)
         ]
-        return {task.name: self._mean(task.name, [outputs[task.name] for outputs in found]) for task in chosen}
+        return {name: self._mean(name, [outputs[name] for outputs in found]) for name in asked}, None
+
+    def inputs_of(self, task: str, rows: Rows) -> set[Any]:
+        return {(number, row) for number, one in enumerate(self.members) for row in one.inputs_of(task, rows)}
+
+    def _tokenize(self, distinct: list[Any]) -> Tokens:
+        return self.members[0]._tokenize(distinct)
 
     def outputs_of(self, inputs: Inputs, examples: Examples | None = None) -> NDArray[np.float32]:
         name = inputs.task.name
@@ -284,19 +298,37 @@ class Ensemble(Predictor):
         return mean_outputs(self.model.tasks[name], [member.model.tasks[name] for member in self.members], outputs)
 
 
-class _Reader:
-    """Tokenizes for several members, for as long as one question lasts, what it has not seen yet."""
+class Rows:
+    """The texts that a task is asked of: one a row, or two."""
 
-    def __init__(self, tokenize: Read) -> None:
-        self._tokenize, self._tokens = tokenize, Tokens.join(())
-        self._places: dict[Any, int] = {}
+    def __init__(self, first: Sequence[str], second: Sequence[str] = ()) -> None:
+        self.first, self.second = first, second
+
+    def view(self, view: View) -> Sequence[Any]:
+        if view in ("joint", "reversed"):
+            one, other = (self.first, self.second) if view == "joint" else (self.second, self.first)
+            return list(zip(one, other, strict=True))
+        return self.first if view == "first" else self.second
+
+
+class Reader:
+    """Tokenizes what it has not seen yet, and remembers it for as long as a question lasts."""
+
+    def __init__(self, tokenize: Callable[[list[Any]], Tokens]) -> None:
+        self._tokenize, self.tokens = tokenize, Tokens.join(())
+        self.places: dict[Any, int] = {}
+        """Each row's number among the tokens."""
 
     def __call__(self, distinct: list[Any]) -> Tokens:
-        new = [row for row in distinct if row not in self._places]
+        """The tokens of distinct texts, or of distinct pairs."""
+        new = [row for row in distinct if row not in self.places]
         if new:
-            self._places |= {row: len(self._tokens) + number for number, row in enumerate(new)}
-            self._tokens = Tokens.join([self._tokens, self._tokenize(new)])
-        return self._tokens.take([self._places[row] for row in distinct])
+            self.places |= {row: len(self.tokens) + number for number, row in enumerate(new)}
+            found = self._tokenize(new)
+            self.tokens = Tokens.join([self.tokens, found]) if len(self.tokens) else found
+            if len(new) == len(distinct):
+                return found
+        return self.tokens.take([self.places[row] for row in distinct])
 
 
 def _listed(values: Sequence[str], name: str) -> list[str]:
