@@ -1,0 +1,210 @@
+"""The server under load: 64 clients with single short texts, each answer checked against the offline predictor.
+
+    python -m bench.serve MODEL                     # writes results/bench/serve.json
+    python -m bench.serve MODEL --quick --out DIR   # to try it
+
+Server, load generator and offline predictor are processes of their own, one after the other but for the first two; the
+load generator's share of the CPU is stated, since it takes from the same cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import numpy as np
+import torch
+
+from bench.measure import machine, save
+from bench.settings import OUT
+from bench.texts import sentences
+from minbert.delivery.predictor import Predictor
+
+CLIENTS = 64
+TEXTS = 1024
+
+
+@contextmanager
+def serving(model: Path, precision: str, *options: str) -> Iterator[tuple[int, int, float]]:
+    """The server's port, its process id, and the seconds from its start until it was ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "minbert", "serve", str(model), "--port", str(port), "--precision", precision]
+    started = time.perf_counter()
+    process = subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL)
+    try:
+        while True:
+            try:
+                with urlopen(f"http://127.0.0.1:{port}/readyz"):
+                    break
+            except URLError:
+                if process.poll() is not None:
+                    raise SystemExit("the server did not start") from None
+                time.sleep(0.02)
+        yield port, process.pid, time.perf_counter() - started
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+async def load(port: int, bodies: list[bytes], requests: int) -> tuple[list[float], dict[int, Any]]:
+    """So many requests by 64 clients, each of which waits for its answer: the seconds of each, and an answer a body."""
+    seconds: list[float] = []
+    answers: dict[int, Any] = {}
+    numbers = iter(range(requests))
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for number in numbers:
+            body = bodies[number % len(bodies)]
+            head = f"POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            started = time.perf_counter()
+            writer.write(head.encode() + body)
+            top = await reader.readuntil(b"\r\n\r\n")
+            length = int(top.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            found = await reader.readexactly(length)
+            seconds.append(time.perf_counter() - started)
+            if not top.startswith(b"HTTP/1.1 200"):
+                raise SystemExit(f"refused: {found.decode()}")
+            place = number % len(bodies)
+            if answers.setdefault(place, found) != found:
+                answers[place, number] = found  # type: ignore[index]
+        writer.close()
+
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    return seconds, answers
+
+
+def generate(port: int, file: Path, requests: int) -> None:
+    """The load generator's process: what it found, as JSON on standard output."""
+    bodies = [json.dumps(body).encode() for body in json.loads(file.read_text())]
+    asyncio.run(load(port, bodies, min(requests, 256)))  # warm-up
+    used, started = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), time.perf_counter()
+    seconds, answers = asyncio.run(load(port, bodies, requests))
+    elapsed = time.perf_counter() - started
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - used
+    kept = [[key if isinstance(key, int) else key[0], json.loads(found)] for key, found in answers.items()]
+    p50, p99 = np.percentile(seconds, [50, 99]).tolist()
+    figures = {
+        "requests": requests,
+        "requests_per_second": requests / elapsed,
+        "p50_ms": 1000 * p50,
+        "p99_ms": 1000 * p99,
+        "p99_over_p50": p99 / p50,
+        "generator_cores": used / elapsed,
+    }
+    print(json.dumps({"figures": figures, "answers": kept}))
+
+
+def under_load(port: int, bodies: list[Any], requests: int, work: Path) -> tuple[dict[str, Any], list[Any]]:
+    file = work / "bodies.json"
+    file.write_text(json.dumps(bodies))
+    command = [sys.executable, "-m", "bench.serve", "--generate", str(port), str(file), str(requests)]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found["figures"], found["answers"]
+
+
+def memory(pid: int) -> int:
+    """Bytes that the process holds."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
+
+
+def offline(predictor: Predictor, texts: list[str], task: str, rounds: int) -> float:
+    """Texts a second, in batches of as many as there are clients."""
+    predictor.predict(texts[:CLIENTS], tasks=[task])
+    started = time.perf_counter()
+    for _ in range(rounds):
+        for start in range(0, len(texts), CLIENTS):
+            predictor.predict(texts[start : start + CLIENTS], tasks=[task])
+    return rounds * len(texts) / (time.perf_counter() - started)
+
+
+def worst_difference(answers: list[Any], expected: list[dict[str, Any]], task: str) -> float:
+    """Between any probability that was served and the offline predictor's."""
+    return max(
+        abs(value - expected[number]["probabilities"][name])
+        for number, answer in answers
+        for name, value in answer["texts"][0][task]["probabilities"].items()
+    )
+
+
+def tasks_ratio(port: int, pairs: list[list[str]], one: str, several: list[str], requests: int, work: Path) -> Any:
+    """What several tasks over the same inputs cost, against one of them."""
+    rates = {}
+    for name, tasks in (("one", [one]), ("several", several)):
+        bodies = [{"pairs": [pair], "tasks": tasks} for pair in pairs]
+        rates[name] = under_load(port, bodies, requests, work)[0]["requests_per_second"]
+    return {"tasks": several, "against": one, "cost": rates["one"] / rates["several"], "requests_per_second": rates}
+
+
+def main() -> None:
+    if "--generate" in sys.argv:
+        port, file, requests = sys.argv[sys.argv.index("--generate") + 1 :]
+        generate(int(port), Path(file), int(requests))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--precision", default="int8")
+    parser.add_argument("--requests", type=int, default=200_000, help="of the memory run")
+    parser.add_argument("--quick", action="store_true", help="a few requests only")
+    parser.add_argument("--out", type=Path, default=OUT)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    many = 512 if arguments.quick else 8192
+    total = min(arguments.requests, 1024) if arguments.quick else arguments.requests
+
+    predictor = Predictor.load(arguments.model, precision=arguments.precision)
+    task = next(name for name, one in predictor.tasks.items() if one.is_classification and not one.answers_pairs)
+    texts, source = sentences(TEXTS)
+    short = [" ".join(text.split()[:12]) for text in texts]
+    expected = [predictor.predict([text], tasks=[task])[task][0] for text in short]
+    bodies = [{"texts": [text], "tasks": [task]} for text in short]
+    rate = offline(predictor, short, task, 1 if arguments.quick else 8)
+    apart = {name for name, one in predictor.tasks.items() if one.answer_views == ("first", "second")}
+
+    with serving(arguments.model, arguments.precision) as (port, pid, ready):
+        figures, answers = under_load(port, bodies, many, arguments.out)
+        pairs = [list(pair) for pair in zip(short, short[1:] + short[:1], strict=True)]
+        several = tasks_ratio(port, pairs, min(apart), sorted(apart), many, arguments.out) if len(apart) > 1 else None
+        before = memory(pid)
+        long, _ = under_load(port, bodies, total, arguments.out)
+        after = memory(pid)
+    with serving(arguments.model, arguments.precision, "--no-batching") as (port, _, _):
+        single, _ = under_load(port, bodies, many, arguments.out)
+    (arguments.out / "bodies.json").unlink()
+    content = {
+        "figure": f"{CLIENTS} clients with single texts of at most 12 words",
+        "texts": source,
+        "precision": arguments.precision,
+        "offline_texts_per_second": rate,
+        "served": figures,
+        "served_without_batching": single,
+        "against_offline": figures["requests_per_second"] / rate,
+        "against_no_batching": figures["requests_per_second"] / single["requests_per_second"],
+        "worst_difference": worst_difference(answers, expected, task),
+        "several_tasks": several,
+        "ready_seconds": ready,
+        "memory": {"requests": total, "before": before, "after": after, "growth": after / before - 1, "load": long},
+        "command": "python -m bench.serve MODEL",
+        "environment": machine(torch.device("cpu")),
+    }
+    save(arguments.out, "serve", content)
+    print(json.dumps({key: value for key, value in content.items() if key != "environment"}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
