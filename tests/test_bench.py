@@ -112,6 +112,7 @@ def test_copies_of_a_task_are_all_in_every_step(tiny_encoder: Path) -> None:
     assert workload.count(workload.steps[:1]).examples == 64
 
 
+@pytest.mark.slow
 def test_every_part_runs_on_a_cpu_and_leaves_its_file(
     tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,7 +146,9 @@ def test_published_encoders_equal_transformers(
 
 # The table shows the worst of these. One of them alone can look four times better than another, by rounding.
 @pytest.mark.parity
-@pytest.mark.parametrize("lengths", [[1, 140, 33], [1, 133], [60, 20], [1, 512, 37]], ids=str)
+@pytest.mark.parametrize(
+    "lengths", [[1, 140, 33], [1, 133], [60, 20], pytest.param([1, 512, 37], marks=pytest.mark.slow)], ids=str
+)
 def test_gradients_of_published_encoders_equal_transformers(
     published: tuple[str, Encoder, Any], lengths: list[int], parity_rows: Rows
 ) -> None:
@@ -157,6 +159,7 @@ def test_gradients_of_published_encoders_equal_transformers(
     assert found <= GRADIENT
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 def test_what_gradients_differ_by_is_rounding(published: tuple[str, Encoder, Any]) -> None:
     """The batch that is worst in fp32 is as good as equal in fp64: the two compute the same function."""
@@ -330,7 +333,8 @@ def test_the_encoder_is_our_own() -> None:
     assert len(modules) > 5
     for module in modules:
         source = module.read_text(encoding="utf-8")
-        assert "transformers" not in imported(source), module
+        # An export for transformers is read back with it and compared; nothing else of ours may know it.
+        assert ("transformers" in imported(source)) == (module.name == "hugging_face.py"), module
         assert "MultiheadAttention" not in source, module
         assert "TransformerEncoder" not in source, module
 
