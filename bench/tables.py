@@ -271,4 +271,8 @@ def speed() -> str:
     if encode is not None:
         same = f"vectors equal within {encode['max_difference']:.0e}"
         lines += ["", f"Encoding: {encode['texts']:,} {encode['source']}; same weights, in fp32 {same}."]
+    training = found("train-cuda")
+    if training is not None:
+        drawn = [name for name, model in training["models"].items() if model["weights"] == "random"]
+        lines += [f"Speed does not depend on the weights; those of {', '.join(drawn)} are random."] if drawn else []
     return "\n".join([*lines, "[All benchmarks](docs/benchmarks.md), with spreads, peers' settings and commands.", ""])
