@@ -563,3 +563,19 @@ def test_a_run_without_training_scores_its_first_weights(tiny_encoder: Path, sma
     given, _ = load_folder(tiny_encoder)
     for name, value in given.state_dict().items():
         assert torch.equal(model.encoder.state_dict()[name], value), name
+
+
+def test_a_sample_of_dev_to_choose_by(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
+    seen = []
+    watched = experiment.quick_scores
+
+    def noting(model: Any, splits: Any) -> dict[str, float]:
+        seen.append({name: len(inputs) for name, inputs in splits.items()})
+        return watched(model, splits)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "quick_scores", noting)
+        recipe = brief(tiny_encoder, training={"dev_sample": 5, "train_sample": 0})
+        run = train(recipe, out=tmp_path / "run", data=small_data, device="cpu")
+    assert seen and all(sizes == {"sst": 5, "quora": 5, "sts": 5} for sizes in seen)
+    assert run.results["dev"]["sst"]["rows"] == run.results["data"]["dev"]["sst"]["rows"] > 5  # the end is of all

@@ -117,6 +117,8 @@ class TrainingConfig:
     """At most so many steps: a longer run is thinned evenly, each epoch and each task keeps its share; 0: all."""
     train_sample: int = 1000
     """Training rows of each task that are scored beside dev, to show the gap; 0: none."""
+    dev_sample: int = 0
+    """Dev rows of each task that are scored while training, to choose by; 0: all. The chosen model is scored on all."""
     best: Literal["mean", "weighted-mean", "any-improves", "task", "per-task", "last"] = "mean"
     """When a checkpoint is the best so far; with last, each is: the model of the last evaluation is the one kept."""
     best_task: str = ""

@@ -37,7 +37,16 @@ from minbert.model.multitask import MultitaskModel, outputs_of
 from minbert.model.neighbours import Neighbours
 from minbert.model.pretrained import has_vocabulary, load_folder, load_vocabulary
 from minbert.model.saved import Manifest, build_model, load_model, save_model
-from minbert.preparing import Prepared, Preparing, Unwatched, changed_files, check_same_files, prepare, train_sample_of
+from minbert.preparing import (
+    Prepared,
+    Preparing,
+    Unwatched,
+    changed_files,
+    check_same_files,
+    dev_sample_of,
+    prepare,
+    train_sample_of,
+)
 from minbert.recipes import differences, parse_recipe, read_recipe, to_toml
 from minbert.tasks import Task
 from minbert.training.trainer import Silent, Trainer, Watcher
@@ -190,9 +199,10 @@ def _train_part(
         found = "; ".join(f"{name} {origin}" for name, origin in layers.items())
         watcher.prepared(f"prediction layer of masked tasks: {found}")
     sample = train_sample_of(prepared.inputs["train"], recipe)
+    dev = dev_sample_of(prepared.inputs["dev"], recipe)
 
     def evaluate(current: MultitaskModel) -> dict[str, dict[str, float]]:
-        scores = {"dev": quick_scores(current, prepared.inputs["dev"])}
+        scores = {"dev": quick_scores(current, dev)}
         return scores | ({"train": quick_scores(current, sample)} if sample else {})
 
     def save(current: MultitaskModel, name: str) -> None:

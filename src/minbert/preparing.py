@@ -122,10 +122,17 @@ def pooling_weights(recipe: Recipe, task: Task) -> Mapping[str, float] | None:
 def train_sample_of(train_inputs: Mapping[str, Inputs], recipe: Recipe) -> dict[str, Inputs]:
     """The fixed training rows that are scored beside dev."""
     size = recipe.training.train_sample
-    if not size:
-        return {}
-    rng = np.random.default_rng([recipe.seed, 3])
-    return {name: inputs.take(np.sort(rng.permutation(len(inputs))[:size])) for name, inputs in train_inputs.items()}
+    return _drawn(train_inputs, size, np.random.default_rng([recipe.seed, 3])) if size else {}
+
+
+def dev_sample_of(dev_inputs: Mapping[str, Inputs], recipe: Recipe) -> dict[str, Inputs]:
+    """The fixed dev rows that are scored while training."""
+    size = recipe.training.dev_sample
+    return _drawn(dev_inputs, size, np.random.default_rng([recipe.seed, 5])) if size else dict(dev_inputs)
+
+
+def _drawn(splits: Mapping[str, Inputs], size: int, rng: np.random.Generator) -> dict[str, Inputs]:
+    return {name: inputs.take(np.sort(rng.permutation(len(inputs))[:size])) for name, inputs in splits.items()}
 
 
 def check_same_files(folder: Path, prepared: Prepared) -> None:

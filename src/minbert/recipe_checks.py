@@ -40,6 +40,7 @@ LIMITS = {
     "training.evaluate_every": (0, math.inf),
     "training.max_steps": (0, math.inf),
     "training.train_sample": (0, math.inf),
+    "training.dev_sample": (0, math.inf),
     "training.best_weights": (0, math.inf),
     "training.patience": (0, math.inf),
     "training.checkpoint_every": (0, math.inf),
