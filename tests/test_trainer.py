@@ -95,6 +95,15 @@ def test_unfreeze_adds_a_layer_each_epoch_from_the_top(make: Any) -> None:
     assert learnt == [{"heads"}, top, top | {"layers.0"}, everything, everything]
 
 
+@pytest.mark.parametrize(("mode", "times"), [("finetune", 1), ("pretrain", 1), ("unfreeze", 4)])
+def test_what_was_recorded_is_forgotten_only_when_what_learns_changes(make: Any, mode: str, times: int) -> None:
+    """Recording the steps of a layout anew in each epoch took longer than a short epoch itself."""
+    trainer, cleared = make("sst", training={"mode": mode, "epochs": 6}), []
+    trainer.runner.clear = lambda: cleared.append(trainer.step)
+    trainer.train()
+    assert len(cleared) == times
+
+
 @pytest.mark.parametrize("mode", ["pretrain", "unfreeze"])
 def test_a_head_without_weights_on_a_frozen_encoder(make: Any, mode: str) -> None:
     """A cosine has nothing to learn; the run goes on with what has."""

@@ -111,6 +111,7 @@ class Trainer:
         self.step = 0  # batches done
         self.rows = 0  # rows in them
         self.seconds = 0.0  # spent in earlier sessions of this run
+        self.layers_trained: int | None = None  # of the encoder, from the top, its embeddings counted as one
 
     def train(self, *, resume: bool = False) -> None:
         """Run to the end, from the start or from the last checkpoint. Afterwards the model holds the last weights."""
@@ -296,8 +297,12 @@ class Trainer:
     def _unfreeze(self, epoch: int) -> None:
         """Which parts of the encoder learn in this epoch: all, none, or the layers from the top down, one more each."""
         mode, encoder = self.recipe.training.mode, self.model.encoder
-        trained = {"finetune": len(encoder.layers) + 1, "pretrain": 0, "unfreeze": epoch}[mode]
-        encoder.requires_grad_(trained > len(encoder.layers))
+        everything = len(encoder.layers) + 1
+        trained = {"finetune": everything, "pretrain": 0, "unfreeze": min(epoch, everything)}[mode]
+        if trained == self.layers_trained:
+            return
+        self.layers_trained = trained
+        encoder.requires_grad_(trained == everything)
         for layer in list(encoder.layers)[len(encoder.layers) - min(trained, len(encoder.layers)) :]:
             layer.requires_grad_(True)
         encoder.pooler.requires_grad_(trained > 0)
