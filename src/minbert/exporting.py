@@ -18,12 +18,12 @@ from minbert.delivery.card import Card
 from minbert.delivery.export import FORMS, Exported, Form, export_model
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError, shown, suggest
+from minbert.evaluating import dev_outputs
 from minbert.evaluation.bootstrap import paired_bootstrap
 from minbert.evaluation.evaluate import judge
 from minbert.evaluation.metrics import metrics_of
-from minbert.experiment import dev_outputs
 from minbert.machine import set_threads
-from minbert.model.saved import read_manifest
+from minbert.model.manifest import read_manifest
 from minbert.preparing import Preparing
 
 ROWS = 32  # of each task's dev rows, to compare an export with the model

@@ -11,7 +11,7 @@ from minbert.config import EMBEDDED
 from minbert.tasks import BUILT_IN, Task
 
 if TYPE_CHECKING:
-    from minbert.model.saved import Manifest
+    from minbert.model.manifest import Manifest
 
 DATA = {
     "sst": (

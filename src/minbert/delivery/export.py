@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -25,10 +24,10 @@ from minbert.delivery.exported import FORMAT, MANIFEST, MODEL, OnnxModel
 from minbert.delivery.onnx_encoder import CALIBRATION, sample_texts
 from minbert.delivery.onnx_names import EMBEDDING, KNOWN, output_name
 from minbert.delivery.predictor import Predictor
+from minbert.delivery.torch_backend import TorchBackend
 from minbert.errors import MinbertError, require, shown
 from minbert.model.answers import Decision
-from minbert.model.multitask import answer_pooled
-from minbert.model.saved import as_plain
+from minbert.model.manifest import as_plain
 from minbert.tasks import CONTRASTIVE, Task
 
 if TYPE_CHECKING:
@@ -128,9 +127,9 @@ def _write_onnx(predictor: Predictor, form: Form, folder: Path, rows: Rows, meas
     model = OnnxModel(folder / MODEL, manifest, optimize=True)
     losses: Mapping[str, Mapping[str, Any]] = {}
     if int8:  # the encoder is only near, but the heads must say of its vectors what torch's say
-        own = partial(answer_pooled, predictor.model)
-        differences = compare(_heads(predictor, rows, model.answer), _heads(predictor, rows, own), folder)
-        near = Predictor(predictor.model, predictor.tokenizer, predictor.manifest, encoder=model)
+        own = _heads(predictor, rows, predictor.backend.answer)
+        differences = compare(_heads(predictor, rows, model.answer), own, folder)
+        near = Predictor(TorchBackend(predictor.model, model), predictor.tokenizer, predictor.manifest)
         losses = {} if measure is None else measure(near)
         manifest["int8"] = losses
     else:
@@ -251,7 +250,7 @@ def _heads(
                 tokenize_view(view, predictor.tokenizer, first, second, predictor.max_tokens)
                 for view in task.answer_views
             ]
-            found[task.name] = answer(task.name, [predictor.encoder.encode(view, [how])[how] for view in views])
+            found[task.name] = answer(task.name, [predictor.backend.encode(view, [how])[how] for view in views])
     return found
 
 
