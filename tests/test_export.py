@@ -18,6 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 import minbert
+from minbert import exporting
 from minbert.cli import app
 from minbert.delivery import onnx_heads
 from minbert.delivery.card import Card, render
@@ -25,7 +26,7 @@ from minbert.delivery.export import compare, export_model
 from minbert.delivery.exported import OnnxModel, read_export
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError, MissingExtraError
-from minbert.exporting import export
+from minbert.exporting import check_losses, export
 from minbert.model.answers import Decision
 from minbert.model.encoder import Encoder, EncoderConfig
 from minbert.model.multitask import MultitaskModel
@@ -215,7 +216,48 @@ def test_what_int8_costs_is_measured_on_dev(tmp_path: Path, saved: Path) -> None
         assert abs(loss["difference"]) < 0.1
         assert f"{loss['difference']:+.4f}" in done.output
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert f"| similarity | pearson | {losses['similarity']['fp32']:.4f} | {losses['similarity']['int8']:.4f} |" in card
+    assert (
+        f"| similarity | 80 of 80 | pearson | {losses['similarity']['fp32']:.4f} | {losses['similarity']['int8']:.4f} |"
+        in card
+    )
+
+
+def test_int8_is_measured_on_so_many_rows_as_asked(tmp_path: Path, saved: Path) -> None:
+    found = export(saved, to="onnx-int8", out=tmp_path / "out", measured=12)
+    assert {(loss["rows"], loss["of"]) for loss in found.losses.values()} == {(12, 80)}
+    assert "| 12 of 80 |" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_int8_that_costs_too_much_is_refused_and_what_may_be_chance_is_warned_of(
+    tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose vectors are nothing but noise, of a model that is always right."""
+    loss = {"metric": "accuracy", "rows": 200, "of": 900, "fp32": 0.9, "int8": 0.85, "difference": -0.05}
+    for high, tolerance, warnings in ((0.01, 0.02, 1), (-0.01, 0.05, 0), (-0.01, 0.02, 1)):
+        found = check_losses({"sst": {**loss, "low": -0.09, "high": high}}, tolerance)
+        assert len(found) == warnings
+    message = refusal(lambda: check_losses({"sst": {**loss, "low": -0.09, "high": -0.03}}, 0.02))
+    assert "int8 costs sst 0.0500 of its accuracy on 200 dev rows (0.9000 to 0.8500" in message
+    assert "expected at most 0.02: not written" in message
+    undefined = {**loss, "int8": float("nan"), "difference": float("nan"), "low": float("nan"), "high": float("nan")}
+    assert "not written" in refusal(lambda: check_losses({"sst": undefined}, 0.02))
+
+    rng, encode, judge = np.random.default_rng(1), OnnxModel.encode, exporting.judge
+    right = {name: evaluation.labels for name, evaluation in minbert.evaluate(saved, device="cpu").items()}
+
+    def noise(model: OnnxModel, *given: Any, **more: Any) -> Any:
+        return {how: rng.normal(size=found.shape).astype("f") for how, found in encode(model, *given, **more).items()}
+
+    def judged(task: Any, outputs: Any, decision: Any) -> Any:
+        """Of the model's own outputs, which come first, the labels themselves."""
+        answers = judge(task, outputs, decision)
+        return replace(answers, predictions=right.pop(task.name)) if task.name in right else answers
+
+    monkeypatch.setattr(OnnxModel, "encode", noise)
+    monkeypatch.setattr(exporting, "judge", judged)
+    message = refusal(lambda: export(saved, to="onnx-int8", out=tmp_path / "out"))
+    assert "int8 costs sentiment" in message
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_predictor_runs_an_export(tmp_path: Path, tiny_encoder: Path, mpnet: Path) -> None:

@@ -304,16 +304,18 @@ def search_query(
     precision: Annotated[str | None, typer.Option(help="Default that of the index.")] = None,
 ) -> None:
     """The nearest sentences of each question: a table for a person, JSON lines for a pipe."""
+    from minbert.delivery.exported import is_export
     from minbert.delivery.search import QUESTIONS, SearchIndex, SentenceEncoder
 
     found = SearchIndex.load(index)
     origin = found.manifest.origin
-    chosen = precision or origin.precision
+    place = model or origin.model
+    chosen = precision or ("fp32" if is_export(Path(place)) else origin.precision)  # an export runs in its own
     encoder = SentenceEncoder.load(
-        model or origin.model,
+        place,
         pooling=origin.pooling,
         precision=chosen,  # type: ignore[arg-type]
-        device=_device_for("minbert search", model or origin.model, device, chosen),
+        device=_device_for("minbert search", place, device, chosen),
     )
     lines, asked = (line for line in texts or _lines(input) if line.strip()), 0
     while window := list(islice(lines, QUESTIONS)):
@@ -531,13 +533,28 @@ def export(
     out_dir: Annotated[Path, typer.Option("--out", help="The new folder.")],
     data: DataOption = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an export that is there.")] = False,
+    measured: Annotated[
+        int, typer.Option("--measured", min=0, help="Dev rows of each task that int8 is measured on. 0: all.")
+    ] = 2000,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Of a metric, that int8 may cost; more is not written.")
+    ] = 0.02,
 ) -> None:
     """Write a model in a form that others load, compared with the model itself before it appears."""
     needs_torch("minbert export")
     from minbert.exporting import export as write_export
 
     with RunWatcher() as watcher:
-        found = write_export(model, to=to, out=out_dir, data=data, overwrite=overwrite, watcher=watcher)
+        found = write_export(
+            model,
+            to=to,
+            out=out_dir,
+            data=data,
+            overwrite=overwrite,
+            measured=measured,
+            tolerance=tolerance,
+            watcher=watcher,
+        )
     print_export(found)
 
 

@@ -21,7 +21,7 @@ from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError, require
 from minbert.evaluation.evaluate import Evaluation, evaluate_task, labels_of
 from minbert.machine import set_threads
-from minbert.preparing import Preparing, Unwatched, prepare
+from minbert.preparing import Prepared, Preparing, Unwatched, prepare
 from minbert.tasks import Task
 
 
@@ -62,16 +62,27 @@ def dev_outputs(
     watcher: Preparing | None = None,
 ) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float32]]]:
     """The labels of each task's dev rows, and what the model says of them; for the recipe see `evaluate_model`."""
+    prepared = prepare_dev(predictor, recipe, data=data, watcher=watcher)
+    return {
+        name: (labels_of(inputs), predictor.outputs_of(inputs, prepared.examples["dev"][name]))
+        for name, inputs in prepared.inputs["dev"].items()
+    }
+
+
+def prepare_dev(
+    predictor: Predictor,
+    recipe: Recipe | None = None,
+    *,
+    data: str | Path | None = None,
+    watcher: Preparing | None = None,
+) -> Prepared:
+    """The dev rows of the model's tasks, read and tokenized."""
     watcher = watcher or Unwatched()
     known, manifest = predictor.tasks, predictor.manifest
     tasks = [_with_files_of(known, task) for task in recipe.tasks] if recipe else list(manifest.tasks)
     base = Recipe(tuple(tasks), data=recipe.data if recipe else manifest.data, model=manifest.model)
     cache = TokenCache.from_environment(watcher.warn)
-    prepared = prepare(base, predictor.tokenizer, data_folder(base, data), ("dev",), cache=cache, watcher=watcher)
-    return {
-        name: (labels_of(inputs), predictor.outputs_of(inputs, prepared.examples["dev"][name]))
-        for name, inputs in prepared.inputs["dev"].items()
-    }
+    return prepare(base, predictor.tokenizer, data_folder(base, data), ("dev",), cache=cache, watcher=watcher)
 
 
 def _with_files_of(known: Mapping[str, Task], other: Task) -> Task:

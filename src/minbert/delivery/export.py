@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -68,6 +69,7 @@ def export_model(
     rows: Rows,
     card: Card | None = None,
     measure: Measure | None = None,
+    encoder_files: Mapping[str, str] | None = None,
 ) -> Exported:
     """Write the folder in one step.
 
@@ -78,20 +80,22 @@ def export_model(
         rows: real sentences, to compare with.
         card: what README.md says of data and scores.
         measure: for onnx-int8, which has no fp32 outputs to be compared with.
+        encoder_files: `weight_files` of the model's encoder, by which an export to ONNX says whose vectors it gives.
     """
     if form not in FORMS:
         raise MinbertError(f'the form is "{form}"; expected one of: {", ".join(FORMS)}')
     if not rows:
         raise MinbertError("no sentences to compare with; expected at least one")
-    write = {
-        "onnx": _write_onnx,
-        "onnx-int8": _write_onnx,
+    write_onnx = partial(_write_onnx, int8=form == "onnx-int8", measure=measure, encoder_files=encoder_files or {})
+    writers: dict[Form, Callable[[Predictor, Path, Rows], _Done]] = {
+        "onnx": write_onnx,
+        "onnx-int8": write_onnx,
         "torch": _write_torch,
         "sentence-transformers": _write_sentence_transformers,
         "transformers": _write_transformers,
-    }[form]
+    }
     with atomic_folder(out) as new:
-        done = write(predictor, form, new, rows, measure)
+        done = writers[form](predictor, new, rows)
         write_card(new, form, predictor.manifest, card or Card(), done.losses, done.notes)
         files = tuple(sorted(path.relative_to(new).as_posix() for path in new.rglob("*") if path.is_file()))
     return Exported(out, form, files, done.differences, done.losses, done.notes)
@@ -107,11 +111,18 @@ class _Done:
 # --- one file with every head -----------------------------------------------------------------------------------------
 
 
-def _write_onnx(predictor: Predictor, form: Form, folder: Path, rows: Rows, measure: Measure | None) -> _Done:
-    require("onnx", "export", f"minbert export --to {form}")
+def _write_onnx(
+    predictor: Predictor,
+    folder: Path,
+    rows: Rows,
+    *,
+    int8: bool,
+    measure: Measure | None,
+    encoder_files: Mapping[str, str],
+) -> _Done:
+    require("onnx", "export", "minbert export --to onnx")
     from minbert.delivery.onnx_heads import build_multitask
 
-    int8 = form == "onnx-int8"
     calibration = (
         predictor.tokenizer.encode(sample_texts()[:CALIBRATION], max_tokens=predictor.max_tokens) if int8 else None
     )
@@ -123,14 +134,15 @@ def _write_onnx(predictor: Predictor, form: Form, folder: Path, rows: Rows, meas
     )
     (folder / MODEL).write_bytes(graph.SerializeToString())
     tokenizer = _write_tokenizer(predictor, folder)
-    manifest = describe(predictor, "int8" if int8 else "fp32")
+    manifest = {**describe(predictor, "int8" if int8 else "fp32"), "encoder": dict(encoder_files)}
     model = OnnxModel(folder / MODEL, manifest, optimize=True)
     losses: Mapping[str, Mapping[str, Any]] = {}
     if int8:  # the encoder is only near, but the heads must say of its vectors what torch's say
         own = _heads(predictor, rows, predictor.backend.answer)
         differences = compare(_heads(predictor, rows, model.answer), own, folder)
-        near = Predictor(TorchBackend(predictor.model, model), predictor.tokenizer, predictor.manifest)
-        losses = {} if measure is None else measure(near)
+        if measure is not None:  # as minbert runs it; heads in torch, whose vectors contrastive tasks are judged by
+            backend = TorchBackend(predictor.model, OnnxModel(folder / MODEL, manifest))
+            losses = measure(Predictor(backend, predictor.tokenizer, predictor.manifest))
         manifest["int8"] = losses
     else:
         differences = compare(_by_batches(tokenizer, rows, model.run, manifest), _expected(predictor, rows), folder)
@@ -309,7 +321,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 # --- torch, and the folders of other libraries ------------------------------------------------------------------------
 
 
-def _write_torch(predictor: Predictor, form: Form, folder: Path, rows: Rows, measure: Measure | None) -> _Done:  # noqa: ARG001
+def _write_torch(predictor: Predictor, folder: Path, rows: Rows) -> _Done:
     from minbert.delivery.torch_program import run_program, write_program
 
     write_program(predictor.model, predictor.manifest.model.pooling, folder / "model.pt2")
@@ -325,7 +337,7 @@ def _write_torch(predictor: Predictor, form: Form, folder: Path, rows: Rows, mea
     return _Done(differences, notes=_left_out(predictor))
 
 
-def _write_transformers(predictor: Predictor, form: Form, folder: Path, rows: Rows, measure: Measure | None) -> _Done:  # noqa: ARG001
+def _write_transformers(predictor: Predictor, folder: Path, rows: Rows) -> _Done:
     from minbert.delivery.hugging_face import check_classifiers, write_classifiers, write_encoder
 
     write_encoder(predictor, folder)
@@ -334,13 +346,7 @@ def _write_transformers(predictor: Predictor, form: Form, folder: Path, rows: Ro
     return _Done(differences, notes=(*notes, *_left_out(predictor)))
 
 
-def _write_sentence_transformers(
-    predictor: Predictor,
-    form: Form,  # noqa: ARG001
-    folder: Path,
-    rows: Rows,
-    measure: Measure | None,  # noqa: ARG001
-) -> _Done:
+def _write_sentence_transformers(predictor: Predictor, folder: Path, rows: Rows) -> _Done:
     from minbert.delivery.hugging_face import check_sentence_transformers, write_sentence_transformers
 
     write_sentence_transformers(predictor, folder)
