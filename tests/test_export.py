@@ -134,11 +134,22 @@ def test_vectors_of_an_earlier_run_are_answered_without_encoding(tmp_path: Path,
     u, v = (predictor.embed(texts, pooling="mean") for texts in (TEXTS, PAIRS))
     mean = {name: task for name, task in model.manifest["tasks"].items() if task["pooling"] == "mean"}
     assert len(mean) == 3
+    together = model.answer({name: [u, v][: len(task["reads"])] for name, task in mean.items()})
     for name, task in mean.items():
         views = [u, v][: len(task["reads"])]
         with torch.inference_mode():
             expected = predictor.model.answer(name, *map(torch.from_numpy, views)).numpy()
-        np.testing.assert_allclose(model.answer(name, views), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(model.answer({name: views})[name], expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(together[name], expected, rtol=1e-5, atol=1e-5)
+    many = {
+        name: [np.tile(view, (1000, 1)) for view in views]
+        for name, views in {"sst": [u], "pair-cosine": [u, v]}.items()
+    }
+    for name, outputs in model.answer(many).items():  # more rows than one run takes
+        np.testing.assert_allclose(
+            outputs[-5:], model.answer({name: [view[:5] for view in many[name]]})[name], atol=1e-5
+        )
+        assert len(outputs) == 1000 * len(TEXTS)
 
 
 def test_a_file_that_is_off_is_refused(tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

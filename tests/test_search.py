@@ -288,7 +288,7 @@ def test_the_recall_does_not_count_that_a_sentence_finds_itself(
     vectors = unit(np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32))
     assert build_graph(vectors, tmp_path / "graph.faiss", np.random.default_rng(1)) > 0.9
     monkeypatch.setattr(
-        "minbert.delivery.nearest.ask_graph", lambda graph, asked, count: nearest(vectors, asked, 1)
+        "minbert.delivery.nearest.ask_graph", lambda _graph, asked, _count: nearest(vectors, asked, 1)
     )  # nothing but the sentence
     assert build_graph(vectors, tmp_path / "graph.faiss", np.random.default_rng(1)) == 0
 

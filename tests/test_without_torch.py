@@ -112,9 +112,8 @@ def test_everything_that_an_export_can_do(model: Path, exports: dict[str, Path],
     from minbert.evaluating import evaluate_model
 
     pytest.importorskip("fastapi", reason="the extra serve is not installed")
-    index = SearchIndex.build(
-        tmp_path / "index", PAIRS, SentenceEncoder.load(model)
-    )  # by the model, asked by the export
+    # Built by the model, asked by its export.
+    index = SearchIndex.build(tmp_path / "index", PAIRS, SentenceEncoder.load(model))
     settings = {"model": str(exports[form]), "api_keys": None, "limits": {}, "workers": 1, "drain": None}
     serving = json.dumps(settings | {"device": "cpu", "precision": "fp32"})
     told = json.dumps({"texts": TEXTS, "pairs": PAIRS})

@@ -14,7 +14,7 @@ A model folder in int8 is between them: the encoder in ONNX Runtime, the heads i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args, runtime_checkable
 
@@ -49,8 +49,8 @@ class PooledEncoder(Protocol):
 class Backend(PooledEncoder, Protocol):
     """A whole model: `TorchBackend`, or `OnnxModel`, which needs no torch. To be used from several threads."""
 
-    def answer(self, task: str, views: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        """A head's outputs, (rows, outputs), from the pooled vectors of the views that it reads."""
+    def answer(self, views: Mapping[str, Sequence[NDArray[np.float32]]]) -> dict[str, NDArray[np.float32]]:
+        """Heads' outputs, (rows, outputs) by task, from the pooled vectors of the views that each reads."""
 
     def outputs_of(self, inputs: Inputs) -> NDArray[np.float32]:
         """A task's outputs for a whole split that is tokenized already; see `multitask.outputs_of`."""

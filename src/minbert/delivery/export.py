@@ -138,8 +138,8 @@ def _write_onnx(
     model = OnnxModel(folder / MODEL, manifest, optimize=True)
     losses: Mapping[str, Mapping[str, Any]] = {}
     if int8:  # the encoder is only near, but the heads must say of its vectors what torch's say
-        own = _heads(predictor, rows, predictor.backend.answer)
-        differences = compare(_heads(predictor, rows, model.answer), own, folder)
+        vectors = _vectors(predictor, rows)
+        differences = compare(model.answer(vectors), predictor.backend.answer(vectors), folder)
         if measure is not None:  # as minbert runs it; heads in torch, whose vectors contrastive tasks are judged by
             backend = TorchBackend(predictor.model, OnnxModel(folder / MODEL, manifest))
             losses = measure(Predictor(backend, predictor.tokenizer, predictor.manifest))
@@ -249,20 +249,18 @@ def _expected(predictor: Predictor, rows: Rows) -> dict[str, NDArray[np.float32]
     return {**named, EMBEDDING: predictor.embed(first)}
 
 
-def _heads(
-    predictor: Predictor, rows: Rows, answer: Callable[[str, list[NDArray[np.float32]]], NDArray[np.float32]]
-) -> dict[str, NDArray[np.float32]]:
-    """What heads say of the torch encoder's vectors, so that nothing but the heads is compared."""
+def _vectors(predictor: Predictor, rows: Rows) -> dict[str, list[NDArray[np.float32]]]:
+    """What each task's head reads, of the torch encoder, so that nothing but the heads is compared."""
     first, second = (list(column) for column in zip(*rows, strict=True))
     found = {}
     for task in predictor.tasks.values():
         if not task.is_masked:
-            how = predictor.model.poolings[task.name]
+            how = predictor.poolings[task.name]
             views = [
                 tokenize_view(view, predictor.tokenizer, first, second, predictor.max_tokens)
                 for view in task.answer_views
             ]
-            found[task.name] = answer(task.name, [predictor.backend.encode(view, [how])[how] for view in views])
+            found[task.name] = [predictor.backend.encode(view, [how])[how] for view in views]
     return found
 
 

@@ -2,7 +2,7 @@
 
     model, tokenizer, manifest = open_export(Path("sample-onnx"))
     model.encode(tokens, ["mean"])["mean"]             # many sequences, each core on batches of its own
-    model.answer("sts", [first, second])               # a head's outputs, from vectors
+    model.answer({"sts": [first, second]})["sts"]      # heads' outputs, from vectors
     model.run(encodings, pairs)                        # every output of one padded batch, as anyone would ask for it
 
 `minbert.delivery.onnx_heads` writes the file and says what its inputs and outputs are.
@@ -50,23 +50,40 @@ class OnnxModel(OnnxEncoder):
         self.manifest = dict(manifest)
         self._outputs = {how: entry["output"] for how, entry in manifest["embeddings"].items()}
 
-    def answer(self, task: str, views: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        """A head's outputs, (rows, outputs), from the pooled vectors of the views that it reads."""
-        about = self.manifest["tasks"][task]
-        nothing = np.full((1, 1), self.pad_id, np.int64)  # a batch needs a sequence, which nobody reads
-        feed: dict[str, Any] = {IDS: nothing, MASK: np.ones_like(nothing), SEGMENTS: np.zeros_like(nothing)}
-        # ONNX Runtime computes the heads of other poolings too, which then need as many vectors.
-        known = [entry["known"] for entry in self.manifest["embeddings"].values()]
-        found = []
-        for start in range(0, len(views[0]), ROWS):
-            parts = [view[start : start + ROWS] for view in views]
-            rows = np.arange(len(parts[0]), dtype=np.int64)
-            feed |= dict.fromkeys(known, np.concatenate(parts))
-            if len(views) == 2:
-                feed[PAIRS] = np.stack([rows + 1, rows + 1 + len(rows)], axis=1)
-            (outputs,) = self._run([about["output"]], feed)
-            found.append(outputs if len(views) == 2 else outputs[1:])
-        return np.concatenate(found) if found else np.empty((0, about["outputs"]), np.float32)
+    def answer(self, views: Mapping[str, Sequence[NDArray[np.float32]]]) -> dict[str, NDArray[np.float32]]:
+        """Heads' outputs, (rows, outputs) by task, from the pooled vectors of the views that each reads."""
+        if sum(len(parts[0]) for parts in views.values()) <= ROWS:
+            return self._answer(views) if views else {}
+        found: dict[str, list[NDArray[np.float32]]] = {task: [] for task in views}
+        for task, parts in views.items():
+            for start in range(0, max(1, len(parts[0])), ROWS):
+                found[task].append(self._answer({task: [part[start : start + ROWS] for part in parts]})[task])
+        return {task: np.concatenate(outputs) for task, outputs in found.items()}
+
+    def _answer(self, views: Mapping[str, Sequence[NDArray[np.float32]]]) -> dict[str, NDArray[np.float32]]:
+        """All in one run: it needs a sequence, which nobody reads and which costs more than all heads together."""
+        nothing = np.full((1, 1), self.pad_id, np.int64)
+        vectors: list[NDArray[np.float32]] = []
+        pairs: list[NDArray[np.int64]] = []
+        places: dict[str, slice] = {}
+        start, paired = 1, 0  # the known vectors are numbered on from that sequence
+        for task, parts in views.items():
+            rows = np.arange(start, start + len(parts[0]), dtype=np.int64)
+            if len(parts) == 2:
+                pairs.append(np.stack([rows, rows + len(rows)], axis=1))
+                places[task] = slice(paired, paired + len(rows))
+                paired += len(rows)
+            else:
+                places[task] = slice(start, start + len(rows))
+            vectors += parts
+            start += len(parts) * len(rows)
+        feed: dict[str, NDArray[Any]] = {IDS: nothing, MASK: np.ones_like(nothing), SEGMENTS: np.zeros_like(nothing)}
+        for entry in self.manifest["embeddings"].values():  # every head computes, and needs as many vectors
+            feed[entry["known"]] = np.concatenate(vectors)
+        if pairs:
+            feed[PAIRS] = np.concatenate(pairs)
+        found = self._run([self.manifest["tasks"][task]["output"] for task in views], feed)
+        return {task: outputs[places[task]] for task, outputs in zip(views, found, strict=True)}
 
     def outputs_of(self, inputs: Inputs) -> NDArray[np.float32]:
         """A task's outputs for a whole split that is tokenized already, (rows, outputs), in order."""
@@ -78,7 +95,7 @@ class OnnxModel(OnnxEncoder):
             raise MinbertError(f"an export of {task.name} {found}; expected the model it was made of")
         how = self.manifest["tasks"][task.name]["pooling"]
         pooled = {view: self.encode(view, [how])[how] for view in dict.fromkeys(inputs.answer_views)}  # each once
-        return self.answer(task.name, [pooled[view] for view in inputs.answer_views])
+        return self.answer({task.name: [pooled[view] for view in inputs.answer_views]})[task.name]
 
     def run(self, encodings: Sequence[Any], pairs: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.float32]]:
         """Every output for one padded batch of the tokenizers library, just as a script without minbert has them."""

@@ -156,10 +156,9 @@ class Predictor:
                 rows[0, "first"] = embed
                 poolings.add(self.manifest.model.pooling)
             vectors |= self._encode(rows, poolings, read)
-        outputs = {
-            name: self.backend.answer(name, [vectors[place][self.poolings[name]] for place in places[name]])
-            for name in tasks
-        }
+        outputs = self.backend.answer(
+            {name: [vectors[place][self.poolings[name]] for place in places[name]] for name in tasks}
+        )
         return outputs, vectors[0, "first"][self.manifest.model.pooling] if embed else None
 
     def inputs_of(self, task: str, rows: Rows) -> set[Any]:

@@ -6,7 +6,7 @@ TorchEncoder.on(encoder, "cuda", "bf16").encode(tokens, ["mean"])["mean"]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,8 +71,8 @@ class TorchBackend:
             return self.encoder.encode(tokens, poolings, progress=progress)
         return encode_pooled(self.model.runner, tokens, poolings, progress=progress)
 
-    def answer(self, task: str, views: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        return answer_pooled(self.model, task, views)
+    def answer(self, views: Mapping[str, Sequence[NDArray[np.float32]]]) -> dict[str, NDArray[np.float32]]:
+        return {task: answer_pooled(self.model, task, parts) for task, parts in views.items()}
 
     def outputs_of(self, inputs: Inputs) -> NDArray[np.float32]:
         if inputs.masking is not None and self.encoder is not None:
