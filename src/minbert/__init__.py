@@ -85,7 +85,7 @@ def ensemble(out: str | Path, models: Sequence[str | Path], **options: Any) -> P
 def export(model: str | Path, *, to: str, out: str | Path, **options: Any) -> Exported:
     """Write a model in a form that others load: onnx, onnx-int8, sentence-transformers, transformers or torch.
 
-    The options are those of `minbert.exporting.export`: data, overwrite, watcher.
+    The options are those of `minbert.exporting.export`: data, overwrite, measured, tolerance, watcher.
     """
     require("torch", "train", "minbert.export")
     from minbert.exporting import export as write_export

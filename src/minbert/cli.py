@@ -99,7 +99,7 @@ def _prepare_torch(feature: str, model: str | Path) -> None:
 
 
 def _open(feature: str, model: Path, device: str, precision: str = "fp32") -> Predictor:
-    _prepare_torch(feature, model)
+    _prepare_torch(f"{feature} of a model that is not exported to onnx", model)
     from minbert.delivery.predictor import Predictor
 
     return Predictor.load(model, device=device, precision=precision)  # type: ignore[arg-type]
@@ -464,7 +464,7 @@ def serve(
     drain: Annotated[float, typer.Option(help="Seconds of /readyz saying no before the end.")] = 0.0,
 ) -> None:
     """Serve a model over HTTP: predictions, embeddings and similarities; see /docs of the server."""
-    _prepare_torch("minbert serve", model)
+    _prepare_torch("minbert serve of a model that is not exported to onnx", model)
     for module in ("fastapi", "uvicorn"):
         require(module, "serve", "minbert serve")
     from minbert.delivery.server import Limits, ServeSettings
