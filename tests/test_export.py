@@ -287,6 +287,14 @@ def test_a_predictor_runs_an_export(tmp_path: Path, tiny_encoder: Path, mpnet: P
             answers, wanted = (one.predict(texts, pairs, tasks=["quora"])["quora"] for one in (found, own))
             assert [row["label"] for row in answers] == [row["label"] for row in wanted]
     assert "expected cpu" in refusal(lambda: Predictor.load(tmp_path / "0", backend="torch"))
+    assert "an export already" in refusal(lambda: export(tmp_path / "0", to="torch", out=tmp_path / "again"))
+    assert "holds no torch model" in refusal(lambda: Predictor.load(tmp_path / "0").model)
+    manifest = read_export(tmp_path / "0")
+    (tmp_path / "0" / "manifest.json").write_text(json.dumps(manifest | {"format": 1}), encoding="utf-8")
+    assert "format 1; this minbert reads format 2: minbert export again" in refusal(
+        lambda: minbert.load(tmp_path / "0")
+    )
+    (tmp_path / "0" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     assert "an export in fp32" in refusal(lambda: Predictor.load(tmp_path / "0", precision="int8"))
 
 

@@ -17,6 +17,7 @@ from minbert.config import SAMPLE, Recipe, data_folder
 from minbert.data.raw import read_split
 from minbert.delivery.card import Card
 from minbert.delivery.export import FORMS, Exported, Form, export_model
+from minbert.delivery.exported import is_export
 from minbert.delivery.predictor import Predictor
 from minbert.encoders import weight_files
 from minbert.errors import MinbertError, shown, suggest
@@ -63,6 +64,8 @@ def export(
     folder, target = Path(model), Path(out)
     if not (folder / "minbert.json").exists() and (folder / "model" / "minbert.json").exists():
         folder = folder / "model"
+    if is_export(folder):
+        raise MinbertError(f"{shown(folder)}: an export already; expected the model folder that it was made of")
     about = read_manifest(folder)
     if about.members:
         found = f"an ensemble of {len(about.members)} models"
