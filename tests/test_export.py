@@ -215,6 +215,20 @@ def test_an_export_is_evaluated_as_the_model_is(tmp_path: Path, saved: Path) -> 
         assert exported[name].score == pytest.approx(evaluation.score, abs=1e-5), name
 
 
+def test_of_an_export_tasks_that_are_judged_by_answers_are_evaluated(
+    tmp_path: Path, tiny_encoder: Path, small_data: Path
+) -> None:
+    tasks = {
+        "sentiment": {"like": "sst", "dev": "sentiment-dev.tsv", "train": "sentiment-train.tsv"},
+        "hidden": {"kind": "masked", "train": "sentiment-train.tsv", "dev": "sentiment-dev.tsv", "text": "text"},
+        "alike": {"kind": "contrastive", "train": "paraphrase-train.tsv", "dev": "paraphrase-dev.tsv", "text": "text"},
+    }
+    export_model(predictor_of(tiny_encoder, tasks), "onnx", tmp_path / "out", rows=ROWS)
+    with pytest.warns(UserWarning, match="hidden is a masked task|alike is a contrastive task") as warned:
+        found = minbert.evaluate(tmp_path / "out", data=small_data)
+    assert list(found) == ["sentiment"] and len(warned) == 2
+
+
 def test_what_int8_costs_is_measured_on_dev(tmp_path: Path, saved: Path) -> None:
     done = CliRunner().invoke(app, ["export", str(saved), "--to", "onnx-int8", "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output

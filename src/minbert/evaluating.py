@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from minbert.config import Recipe, data_folder
 from minbert.data.cache import TokenCache
 from minbert.delivery.backends import Precision
-from minbert.delivery.exported import is_export
+from minbert.delivery.exported import OnnxModel, is_export
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError, require
 from minbert.evaluation.evaluate import Evaluation, evaluate_task, labels_of
@@ -79,10 +79,21 @@ def prepare_dev(
     """The dev rows of the model's tasks, read and tokenized."""
     watcher = watcher or Unwatched()
     known, manifest = predictor.tasks, predictor.manifest
-    tasks = [_with_files_of(known, task) for task in recipe.tasks] if recipe else list(manifest.tasks)
+    tasks = [_with_files_of(known, task) for task in recipe.tasks] if recipe else _scored(predictor, watcher)
     base = Recipe(tuple(tasks), data=recipe.data if recipe else manifest.data, model=manifest.model)
     cache = TokenCache.from_environment(watcher.warn)
     return prepare(base, predictor.tokenizer, data_folder(base, data), ("dev",), cache=cache, watcher=watcher)
+
+
+def _scored(predictor: Predictor, watcher: Preparing) -> list[Task]:
+    """A model's own tasks; of an export those that are judged by answers, which is all that it gives."""
+    tasks = list(predictor.manifest.tasks)
+    if not isinstance(predictor.backend, OnnxModel):
+        return tasks
+    for task in tasks:
+        if not task.has_label:
+            watcher.warn(f"{task.name} is a {task.kind} task, which an export cannot be scored on; expected the model")
+    return [task for task in tasks if task.has_label]
 
 
 def _with_files_of(known: Mapping[str, Task], other: Task) -> Task:
