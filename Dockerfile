@@ -1,13 +1,14 @@
-# A model behind HTTP, on a CPU:
+# A model behind HTTP, on a CPU: an export, of `minbert export MODEL --to onnx-int8 --out model`, which needs no torch.
 #
 #   docker build -t minbert:0.1.0 .
 #   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/model:/model:ro" minbert:0.1.0
 #
-# torch is most of the image. Its builds for CPUs are a tenth of the usual ones, which hold what GPUs need:
-# --build-arg PIP_EXTRA_INDEX_URL=..., the address that torch's installation page names for CPUs.
+# For model folders as training leaves them: --build-arg EXTRAS=serve,train,export. torch is then most of the image. Its
+# builds for CPUs are a tenth of the usual ones, which hold what GPUs need: --build-arg PIP_EXTRA_INDEX_URL=..., the
+# address that torch's installation page names for CPUs.
 
 FROM python:3.11-slim-bookworm AS build
-ARG EXTRAS=serve,train,export
+ARG EXTRAS=serve
 ARG PIP_EXTRA_INDEX_URL=
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
@@ -33,7 +34,7 @@ WORKDIR /var/lib/minbert
 USER 10001:10001
 VOLUME ["/model"]
 EXPOSE 8000
-HEALTHCHECK --interval=30s --timeout=5s --start-period=60s --retries=3 \
+HEALTHCHECK --interval=30s --timeout=5s --start-period=30s --retries=3 \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/healthz', timeout=4)"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["minbert"]

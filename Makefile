@@ -52,6 +52,7 @@ bench: $(VENV)/.dev $(MINBERT_HOME)/encoders/minilm/config.json  ## ours against
 	$(BIN)/python -m bench.optimizers
 	SHARED=$(SHARED) $(BIN)/python -m bench.encode
 	for part in train pairs heads scaling; do SHARED=$(SHARED) $(BIN)/python -m bench.$$part --device cpu || exit 1; done
+	SHARED=$(SHARED) $(BIN)/python -m bench.serve --requests 2048
 	$(BIN)/python -m bench.summary
 	$(MAKE) docs
 

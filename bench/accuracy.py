@@ -13,7 +13,7 @@ import torch
 
 from bench.measure import machine, save
 from bench.settings import OUT
-from minbert.experiment import evaluate_model
+from minbert.evaluating import evaluate_model
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import torch
 from bench.measure import Timing, machine
 from bench.mix import Mix, find_data, pair_mix, task_mix
 from bench.models import Model, find_model
-from minbert.experiment import choose_device
+from minbert.machine import choose_device
 
 OUT = Path("results/bench")
 QUICK = Timing(2, 2, 2)

@@ -11,8 +11,8 @@ from torch import nn
 
 from minbert.data.tokenizer import Tokenizer
 from minbert.experiment import new_model
+from minbert.model.manifest import Manifest
 from minbert.model.multitask import MultitaskModel
-from minbert.model.saved import Manifest
 from minbert.recipes import parse_recipe
 
 THREE: dict[str, dict[str, Any]] = {"sst": {}, "quora": {}, "sts": {}}

@@ -18,11 +18,13 @@ from bench import curves, gpu, models, numbers, pairs, plots, profile, scores, s
 from bench.measure import Stopwatch, Timed, Timing, matrix_rate, ratio, save, spread, take_turns
 from bench.mix import task_copies, task_mix
 from bench.models import SHAPES, TOKENIZER, Model, find_model
+from bench.serve import reading_alike
 from bench.settings import Settings
 
 from minbert.experiment import new_model
 from minbert.model.encoder import EncoderConfig
 from minbert.model.pretrained import load_encoder
+from minbert.recipes import parse_recipe
 from minbert.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -260,3 +262,17 @@ def _compare(model: Model, work: Path) -> dict[str, Any]:
     settings = Settings(CPU, work, work / "out", quick=True)
     matrix = matrix_rate(CPU, size=32, rounds=2)
     return train.compare(task_mix(model.folder, None), model, 4, Timing(1, 1, 1), settings, matrix)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "expected"),
+    [
+        ({"sst": {}, "quora": {}, "sts": {}}, ["quora", "sts"]),  # the pair as one input
+        ({"sst": {}, "quora": {"head": "ph"}, "sts": {"head": "dph"}, "a": {"like": "sts"}}, ["quora", "sts"]),
+        ({"sst": {}, "b": {"like": "sst"}, "sts": {}, "quora": {"head": "cosine"}}, ["sst", "b"]),
+        ({"sst": {}, "b": {"like": "sst", "normalise": True}, "sts": {}}, ["sst"]),
+    ],
+)
+def test_tasks_that_read_alike_are_those_that_one_encoding_serves(tasks: dict[str, Any], expected: list[str]) -> None:
+    found = parse_recipe({"name": "a", "tasks": tasks, "model": {"encoder": "minilm"}}).tasks
+    assert reading_alike({task.name: task for task in found}) == expected

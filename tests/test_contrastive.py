@@ -21,10 +21,11 @@ from minbert.data.samplers import Part
 from minbert.delivery.files import predict_file
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError
+from minbert.evaluating import evaluate_model
 from minbert.evaluation.evaluate import overall
 from minbert.evaluation.report import write_report
 from minbert.evaluation.results import compare_runs, read_predictions
-from minbert.experiment import evaluate_model, train
+from minbert.experiment import train
 from minbert.model.heads import build_head
 from minbert.model.multitask import MultitaskModel, encode_pooled, outputs_of, ready
 from minbert.recipes import parse_recipe, to_toml

@@ -24,13 +24,15 @@ from minbert.delivery.predictor import Ensemble, Predictor
 from minbert.delivery.submit import submit
 from minbert.ensembles import best_snapshots, ensemble, members_of
 from minbert.errors import MinbertError
+from minbert.evaluating import evaluate_model
 from minbert.evaluation.metrics import metrics_of
 from minbert.evaluation.report import write_report
 from minbert.evaluation.results import compare_runs, read_predictions, read_results
-from minbert.experiment import Run, evaluate_model, train
+from minbert.experiment import Run, train
 from minbert.model import saved
 from minbert.model.answers import Decision, decode, mean_outputs
-from minbert.model.saved import load_model, read_manifest, save_model, update_manifest
+from minbert.model.manifest import read_manifest, update_manifest
+from minbert.model.saved import load_model, save_model
 from minbert.recipes import parse_recipe
 from minbert.tasks import BUILT_IN, check_task
 from tests.models import PAIRS, TEXTS, THREE, make

@@ -18,10 +18,13 @@ from minbert.config import SAMPLE, Recipe
 from minbert.data.raw import fingerprint
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError
+from minbert.evaluating import evaluate_model
 from minbert.evaluation.evaluate import Evaluation
-from minbert.experiment import Run, choose_device, evaluate_model, train
+from minbert.experiment import Run, train
+from minbert.machine import choose_device
 from minbert.model.answers import Decision
-from minbert.model.saved import load_model, read_manifest
+from minbert.model.manifest import read_manifest
+from minbert.model.saved import load_model
 from minbert.recipes import as_dict, read_recipe, to_toml
 from minbert.training.metrics_log import read_metrics
 from tests.runs import FILES, Listener, Stopped, left_behind, small_recipe

@@ -18,6 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 import minbert
+from minbert import exporting
 from minbert.cli import app
 from minbert.delivery import onnx_heads
 from minbert.delivery.card import Card, render
@@ -25,7 +26,7 @@ from minbert.delivery.export import compare, export_model
 from minbert.delivery.exported import OnnxModel, read_export
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError, MissingExtraError
-from minbert.exporting import export
+from minbert.exporting import check_losses, export
 from minbert.model.answers import Decision
 from minbert.model.encoder import Encoder, EncoderConfig
 from minbert.model.multitask import MultitaskModel
@@ -133,11 +134,22 @@ def test_vectors_of_an_earlier_run_are_answered_without_encoding(tmp_path: Path,
     u, v = (predictor.embed(texts, pooling="mean") for texts in (TEXTS, PAIRS))
     mean = {name: task for name, task in model.manifest["tasks"].items() if task["pooling"] == "mean"}
     assert len(mean) == 3
+    together = model.answer({name: [u, v][: len(task["reads"])] for name, task in mean.items()})
     for name, task in mean.items():
         views = [u, v][: len(task["reads"])]
         with torch.inference_mode():
             expected = predictor.model.answer(name, *map(torch.from_numpy, views)).numpy()
-        np.testing.assert_allclose(model.answer(name, views), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(model.answer({name: views})[name], expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(together[name], expected, rtol=1e-5, atol=1e-5)
+    many = {
+        name: [np.tile(view, (1000, 1)) for view in views]
+        for name, views in {"sst": [u], "pair-cosine": [u, v]}.items()
+    }
+    for name, outputs in model.answer(many).items():  # more rows than one run takes
+        np.testing.assert_allclose(
+            outputs[-5:], model.answer({name: [view[:5] for view in many[name]]})[name], atol=1e-5
+        )
+        assert len(outputs) == 1000 * len(TEXTS)
 
 
 def test_a_file_that_is_off_is_refused(tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +215,20 @@ def test_an_export_is_evaluated_as_the_model_is(tmp_path: Path, saved: Path) -> 
         assert exported[name].score == pytest.approx(evaluation.score, abs=1e-5), name
 
 
+def test_of_an_export_tasks_that_are_judged_by_answers_are_evaluated(
+    tmp_path: Path, tiny_encoder: Path, small_data: Path
+) -> None:
+    tasks = {
+        "sentiment": {"like": "sst", "dev": "sentiment-dev.tsv", "train": "sentiment-train.tsv"},
+        "hidden": {"kind": "masked", "train": "sentiment-train.tsv", "dev": "sentiment-dev.tsv", "text": "text"},
+        "alike": {"kind": "contrastive", "train": "paraphrase-train.tsv", "dev": "paraphrase-dev.tsv", "text": "text"},
+    }
+    export_model(predictor_of(tiny_encoder, tasks), "onnx", tmp_path / "out", rows=ROWS)
+    with pytest.warns(UserWarning, match="hidden is a masked task|alike is a contrastive task") as warned:
+        found = minbert.evaluate(tmp_path / "out", data=small_data)
+    assert list(found) == ["sentiment"] and len(warned) == 2
+
+
 def test_what_int8_costs_is_measured_on_dev(tmp_path: Path, saved: Path) -> None:
     done = CliRunner().invoke(app, ["export", str(saved), "--to", "onnx-int8", "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
@@ -215,7 +241,48 @@ def test_what_int8_costs_is_measured_on_dev(tmp_path: Path, saved: Path) -> None
         assert abs(loss["difference"]) < 0.1
         assert f"{loss['difference']:+.4f}" in done.output
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert f"| similarity | pearson | {losses['similarity']['fp32']:.4f} | {losses['similarity']['int8']:.4f} |" in card
+    assert (
+        f"| similarity | 80 of 80 | pearson | {losses['similarity']['fp32']:.4f} | {losses['similarity']['int8']:.4f} |"
+        in card
+    )
+
+
+def test_int8_is_measured_on_so_many_rows_as_asked(tmp_path: Path, saved: Path) -> None:
+    found = export(saved, to="onnx-int8", out=tmp_path / "out", measured=12)
+    assert {(loss["rows"], loss["of"]) for loss in found.losses.values()} == {(12, 80)}
+    assert "| 12 of 80 |" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_int8_that_costs_too_much_is_refused_and_what_may_be_chance_is_warned_of(
+    tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose vectors are nothing but noise, of a model that is always right."""
+    loss = {"metric": "accuracy", "rows": 200, "of": 900, "fp32": 0.9, "int8": 0.85, "difference": -0.05}
+    for high, tolerance, warnings in ((0.01, 0.02, 1), (-0.01, 0.05, 0), (-0.01, 0.02, 1)):
+        found = check_losses({"sst": {**loss, "low": -0.09, "high": high}}, tolerance)
+        assert len(found) == warnings
+    message = refusal(lambda: check_losses({"sst": {**loss, "low": -0.09, "high": -0.03}}, 0.02))
+    assert "int8 costs sst 0.0500 of its accuracy on 200 dev rows (0.9000 to 0.8500" in message
+    assert "expected at most 0.02: not written" in message
+    undefined = {**loss, "int8": float("nan"), "difference": float("nan"), "low": float("nan"), "high": float("nan")}
+    assert "not written" in refusal(lambda: check_losses({"sst": undefined}, 0.02))
+
+    rng, encode, judge = np.random.default_rng(1), OnnxModel.encode, exporting.judge
+    right = {name: evaluation.labels for name, evaluation in minbert.evaluate(saved, device="cpu").items()}
+
+    def noise(model: OnnxModel, *given: Any, **more: Any) -> Any:
+        return {how: rng.normal(size=found.shape).astype("f") for how, found in encode(model, *given, **more).items()}
+
+    def judged(task: Any, outputs: Any, decision: Any) -> Any:
+        """Of the model's own outputs, which come first, the labels themselves."""
+        answers = judge(task, outputs, decision)
+        return replace(answers, predictions=right.pop(task.name)) if task.name in right else answers
+
+    monkeypatch.setattr(OnnxModel, "encode", noise)
+    monkeypatch.setattr(exporting, "judge", judged)
+    message = refusal(lambda: export(saved, to="onnx-int8", out=tmp_path / "out"))
+    assert "int8 costs sentiment" in message
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_predictor_runs_an_export(tmp_path: Path, tiny_encoder: Path, mpnet: Path) -> None:
@@ -234,6 +301,14 @@ def test_a_predictor_runs_an_export(tmp_path: Path, tiny_encoder: Path, mpnet: P
             answers, wanted = (one.predict(texts, pairs, tasks=["quora"])["quora"] for one in (found, own))
             assert [row["label"] for row in answers] == [row["label"] for row in wanted]
     assert "expected cpu" in refusal(lambda: Predictor.load(tmp_path / "0", backend="torch"))
+    assert "an export already" in refusal(lambda: export(tmp_path / "0", to="torch", out=tmp_path / "again"))
+    assert "holds no torch model" in refusal(lambda: Predictor.load(tmp_path / "0").model)
+    manifest = read_export(tmp_path / "0")
+    (tmp_path / "0" / "manifest.json").write_text(json.dumps(manifest | {"format": 1}), encoding="utf-8")
+    assert "format 1; this minbert reads format 2: minbert export again" in refusal(
+        lambda: minbert.load(tmp_path / "0")
+    )
+    (tmp_path / "0" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     assert "an export in fp32" in refusal(lambda: Predictor.load(tmp_path / "0", precision="int8"))
 
 

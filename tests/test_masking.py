@@ -28,10 +28,11 @@ from minbert.data.tokenizer import Tokenizer, Truncation
 from minbert.delivery.files import predict_file
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError
+from minbert.evaluating import evaluate_model
 from minbert.evaluation.evaluate import labels_of, quick_scores
 from minbert.evaluation.report import write_report
 from minbert.evaluation.results import compare_runs, read_predictions, read_results
-from minbert.experiment import Run, evaluate_model, new_model, train
+from minbert.experiment import Run, new_model, train
 from minbert.model.heads import Vocabulary
 from minbert.model.multitask import MultitaskModel, outputs_of, ready
 from minbert.preparing import prepare

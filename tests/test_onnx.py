@@ -29,7 +29,7 @@ from minbert.delivery.onnx_encoder import OnnxEncoder, Precision, onnx_file
 from minbert.delivery.onnx_graph import build_onnx, measure_peaks, quantize
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError, MissingExtraError
-from minbert.experiment import evaluate_model
+from minbert.evaluating import evaluate_model
 from minbert.machine import available_cores
 from minbert.model.encoder import POOLINGS, Encoder, EncoderConfig, pool
 from minbert.model.pretrained import load_folder, save_encoder
@@ -435,7 +435,7 @@ def test_the_predictor_in_each_backend(model_folder: Path) -> None:
     for predictor, tolerance in ((exact, 1e-4), (pickle.loads(pickle.dumps(exact)), 1e-4), (near, 0.3)):
         for task, outputs in predictor.outputs(TEXTS, PAIRS).items():
             np.testing.assert_allclose(outputs, expected[task], atol=tolerance, err_msg=task)
-    assert near.encoder.precision == "int8"  # type: ignore[attr-defined]
+    assert near.backend.encoder.precision == "int8"  # type: ignore[attr-defined]
     assert near.predict(TEXTS)["sst"][0]["label"] in near.tasks["sst"].classes
     np.testing.assert_allclose(exact.embed(TEXTS), Predictor.load(model_folder).embed(TEXTS), atol=1e-5)
 

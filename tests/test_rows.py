@@ -15,7 +15,7 @@ from minbert.data.raw import read_split
 from minbert.data.rows import training_rows
 from minbert.errors import MinbertError
 from minbert.experiment import train
-from minbert.model.saved import read_manifest
+from minbert.model.manifest import read_manifest
 from minbert.preparing import prepare
 from minbert.recipes import as_dict, differences, parse_recipe, read_recipe, to_toml
 from tests.runs import small_recipe

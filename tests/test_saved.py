@@ -22,15 +22,9 @@ from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError
 from minbert.model import saved
 from minbert.model.answers import Decision
+from minbert.model.manifest import FORMAT, MANIFEST, read_manifest, update_manifest
 from minbert.model.multitask import MultitaskModel, encode_pooled, outputs_of
-from minbert.model.saved import (
-    FORMAT,
-    MANIFEST,
-    load_model,
-    read_manifest,
-    save_model,
-    update_manifest,
-)
+from minbert.model.saved import load_model, save_model
 from tests.models import PAIRS, TEXTS, make
 
 TASKS: dict[str, dict[str, Any]] = {
@@ -324,7 +318,7 @@ def test_a_first_save_that_fails_leaves_nothing(
     tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer, model, manifest = make(tiny_encoder, {"sst": {}})
-    monkeypatch.setattr(saved, "_to_json", lambda _: 1 / 0)
+    monkeypatch.setattr(saved, "to_json", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         save_model(tmp_path / "model", model, tokenizer, manifest)
     assert list(tmp_path.iterdir()) == []

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minbert.delivery import search
+from minbert.delivery.nearest import build_graph
 from minbert.delivery.predictor import Predictor
 from minbert.delivery.search import SearchIndex, SentenceEncoder, describe_model, nearest, read_sentences, unit
 from minbert.errors import MinbertError, MissingExtraError
+from minbert.exporting import export
 from minbert.model.saved import save_model
 from tests.models import PAIRS, TEXTS, make
 from tests.test_cli_train import Command, minbert  # noqa: F401 - a fixture
@@ -63,7 +64,7 @@ def test_blocks_find_what_a_plain_sort_finds(rows: int, count: int, block: int, 
 
 
 def test_more_questions_than_a_product_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "QUESTIONS", 4)
+    monkeypatch.setattr("minbert.delivery.nearest.QUESTIONS", 4)
     rng = np.random.default_rng(1)
     vectors, asked = (unit(rng.normal(size=(rows, 8)).astype(np.float32)) for rows in (30, 11))
     expected = np.argsort(-(asked @ vectors.T), axis=1)[:, :3]
@@ -219,6 +220,29 @@ def test_a_trained_model_gives_its_own_vectors(tiny_encoder: Path, tmp_path: Pat
     assert f"expected its model: {tmp_path / 'model'}" in refusal(SentenceEncoder.load, tmp_path)
 
 
+def test_an_export_and_its_model_share_an_index(tiny_encoder: Path, tmp_path: Path) -> None:
+    """Built by the one, asked by the other; but not by the export of another model, nor pooled in another way."""
+    for name, seed in (("model", 1), ("other", 2)):
+        tokenizer, model, manifest = make(tiny_encoder, {"sst": {"pooling": "cls"}}, seed=seed, pooling="max")
+        save_model(tmp_path / name, model, tokenizer, manifest)
+        export(tmp_path / name, to="onnx", out=tmp_path / f"{name}-onnx")
+    own, exported = (SentenceEncoder.load(tmp_path / name) for name in ("model", "model-onnx"))
+    np.testing.assert_allclose(exported.embed(TEXTS), own.embed(TEXTS), atol=1e-5)
+    for number, (built, asked) in enumerate(((own, exported), (exported, own))):
+        index = SearchIndex.build(tmp_path / f"index{number}", SENTENCES, built)
+        found, expected = (index.query(PAIRS, 3, encoder=one) for one in (asked, built))
+        assert [[match.row for match in row] for row in found] == [[match.row for match in row] for row in expected]
+        loaded = SearchIndex.load(index.folder)
+        assert loaded.query(["nice"], 1) == index.query(["nice"], 1)  # by the model that it names
+        for other in (
+            SentenceEncoder.load(tmp_path / "other-onnx"),
+            SentenceEncoder.load(tmp_path / "model-onnx", pooling="cls"),
+        ):
+            assert "whose vectors lie in another space" in refusal(index.query, ["nice"], encoder=other)
+    mean = SentenceEncoder.load(tmp_path / "model-onnx", pooling="mean")
+    assert refusal(mean.embed, TEXTS) == 'pooling is "mean"; this encoder has: max, cls'
+
+
 # --- sentences of a file --------------------------------------------------------------------------------------------
 
 
@@ -255,6 +279,18 @@ def test_without_faiss_a_graph_says_how_to_install_it(
     with pytest.raises(MissingExtraError, match=r"pip install 'minbert\[search\]'"):
         SearchIndex.build(tmp_path / "index", ["nice"], encoder, kind="hnsw")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_recall_does_not_count_that_a_sentence_finds_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss", reason="the extra search is not installed")
+    vectors = unit(np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32))
+    assert build_graph(vectors, tmp_path / "graph.faiss", np.random.default_rng(1)) > 0.9
+    monkeypatch.setattr(
+        "minbert.delivery.nearest.ask_graph", lambda _graph, asked, _count: nearest(vectors, asked, 1)
+    )  # nothing but the sentence
+    assert build_graph(vectors, tmp_path / "graph.faiss", np.random.default_rng(1)) == 0
 
 
 def test_a_graph_finds_nearly_all_and_says_how_many(encoder: SentenceEncoder, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minbert import experiment
+from minbert import evaluating, experiment
 from minbert.config import data_folder
 from minbert.data import cache as cache_module
 from minbert.data.batches import pad
@@ -452,5 +452,5 @@ def test_training_and_evaluating_use_the_cache(
     recipe = small_recipe(tiny_encoder, "sst", training={"epochs": 1, "train_sample": 0})
     runs = [experiment.train(recipe, out=tmp_path / str(number), data=small_data) for number in range(2)]
     assert runs[0].results["dev"] == runs[1].results["dev"]
-    assert set(experiment.evaluate_model(runs[0].model, data=small_data, samples=10)) == {"sst"}
+    assert set(evaluating.evaluate_model(runs[0].model, data=small_data, samples=10)) == {"sst"}
     assert [(cache.hits, cache.misses) for cache in made] == [(0, 2), (2, 0), (1, 0)]

@@ -18,7 +18,8 @@ from minbert.data.tokenizer import Tokenizer, Tokens, Truncation
 from minbert.delivery.embedder import Embedder
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError
-from minbert.experiment import evaluate_model, train
+from minbert.evaluating import evaluate_model
+from minbert.experiment import train
 from minbert.model.encoder import pool_packed
 from minbert.model.multitask import encode_pooled, outputs_of
 from minbert.model.packed import pack

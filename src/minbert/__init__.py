@@ -32,14 +32,12 @@ def load(model: str | Path, *, device: str = "cpu") -> Predictor:
     """A trained model, ready to answer.
 
     Args:
-        model: a model folder, such as RUN/model.
+        model: a model folder, such as RUN/model, or one of `minbert export --to onnx`, which needs no torch.
         device: "cpu", "cuda" or "auto".
     """
-    require("torch", "train", "minbert.load")
     from minbert.delivery.predictor import Predictor
-    from minbert.experiment import choose_device
 
-    return Predictor.load(model, device=str(choose_device(device)))
+    return Predictor.load(model, device=device)
 
 
 def train(recipe: Recipe | str | Path | Mapping[str, Any], **options: Any) -> Run:
@@ -63,12 +61,12 @@ def evaluate(
     """Every metric of a model on dev, with bootstrap 95% intervals, by task.
 
     Args:
-        model: a model folder.
+        model: a model folder, or an export's.
         recipe: other files for the same tasks; without it those the model was trained for.
         data: where the files lie.
     """
-    require("torch", "train", "minbert.evaluate")
-    from minbert.experiment import as_recipe, evaluate_model
+    from minbert.evaluating import evaluate_model
+    from minbert.recipes import as_recipe
 
     return evaluate_model(model, None if recipe is None else as_recipe(recipe), data=data, device=device)
 
@@ -87,7 +85,7 @@ def ensemble(out: str | Path, models: Sequence[str | Path], **options: Any) -> P
 def export(model: str | Path, *, to: str, out: str | Path, **options: Any) -> Exported:
     """Write a model in a form that others load: onnx, onnx-int8, sentence-transformers, transformers or torch.
 
-    The options are those of `minbert.exporting.export`: data, overwrite, watcher.
+    The options are those of `minbert.exporting.export`: data, overwrite, measured, tolerance, watcher.
     """
     require("torch", "train", "minbert.export")
     from minbert.exporting import export as write_export

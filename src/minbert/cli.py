@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -34,6 +34,9 @@ from minbert.console import (
 )
 from minbert.errors import MinbertError, require, shown
 
+if TYPE_CHECKING:
+    from minbert.delivery.predictor import Predictor
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -50,7 +53,7 @@ search_app = typer.Typer(
 app.add_typer(search_app, name="search")
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe, such as recipes/sample.toml.")]
-ModelPath = Annotated[Path, typer.Argument(help="A model folder, such as runs/sample/model.")]
+ModelPath = Annotated[Path, typer.Argument(help="A model folder, such as runs/sample/model, or an ONNX export.")]
 DataOption = Annotated[str | None, typer.Option("--data", help="Where the files lie; default MINBERT_DATA.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 PrecisionOption = Annotated[
@@ -81,6 +84,25 @@ def needs_torch(feature: str) -> None:
     """Say how to install what a command needs, before it imports it."""
     for module in ("torch", "safetensors"):
         require(module, "train", feature)
+
+
+def _prepare_torch(feature: str, model: str | Path) -> None:
+    """What a model needs that is not exported: torch, with no more threads than there are cores for us."""
+    from minbert.delivery.exported import is_export
+
+    if is_export(Path(model)):
+        return
+    needs_torch(feature)
+    from minbert.machine import set_threads
+
+    set_threads()
+
+
+def _open(feature: str, model: Path, device: str, precision: str = "fp32") -> Predictor:
+    _prepare_torch(f"{feature} of a model that is not exported to onnx", model)
+    from minbert.delivery.predictor import Predictor
+
+    return Predictor.load(model, device=device, precision=precision)  # type: ignore[arg-type]
 
 
 def _version(value: bool) -> None:
@@ -159,7 +181,7 @@ def embed(
     precision: PrecisionOption = "fp32",
 ) -> None:
     """Texts to vectors, sorted by length, with a progress bar and the rate."""
-    where = _device_for("minbert embed", device, precision)
+    where = _device_for("minbert embed", encoder, device, precision)
     from minbert.data.tokenizer import Truncation
     from minbert.delivery.embedder import Embedder
     from minbert.delivery.vectors import open_vectors
@@ -185,15 +207,15 @@ def embed(
         err.print(f"written: {shown(output)}", highlight=False)
 
 
-def _device_for(feature: str, device: str, precision: str) -> str:
-    """The device that embeds; int8 is of the CPU, and needs no torch once its file is built."""
-    if precision == "int8":
-        return "cpu" if device == "auto" else device
-    needs_torch(feature)
-    from minbert.experiment import choose_device
-    from minbert.machine import set_threads
+def _device_for(feature: str, model: str | Path, device: str, precision: str) -> str:
+    """The device that embeds; int8 is of the CPU, and needs no torch once its file is built, nor does an export."""
+    from minbert.delivery.exported import is_export
 
-    set_threads()
+    if precision == "int8" or is_export(Path(model)):
+        return "cpu" if device == "auto" else device
+    _prepare_torch(feature, model)
+    from minbert.machine import choose_device
+
     return str(choose_device(device))
 
 
@@ -240,7 +262,7 @@ def search_build(
     """Embed a file's sentences and write an index of them."""
     from minbert.delivery.search import SearchIndex, SentenceEncoder, read_sentences
 
-    where = _device_for("minbert search", device, precision)
+    where = _device_for("minbert search", model, device, precision)
     encoder = SentenceEncoder.load(model, pooling=pooling, precision=precision, device=where)  # type: ignore[arg-type]
     total = _count_lines(file) if file.suffix.lower() == ".txt" else None
     started = time.perf_counter()
@@ -282,16 +304,18 @@ def search_query(
     precision: Annotated[str | None, typer.Option(help="Default that of the index.")] = None,
 ) -> None:
     """The nearest sentences of each question: a table for a person, JSON lines for a pipe."""
+    from minbert.delivery.exported import is_export
     from minbert.delivery.search import QUESTIONS, SearchIndex, SentenceEncoder
 
     found = SearchIndex.load(index)
     origin = found.manifest.origin
-    chosen = precision or origin.precision
+    place = model or origin.model
+    chosen = precision or ("fp32" if is_export(Path(place)) else origin.precision)  # an export runs in its own
     encoder = SentenceEncoder.load(
-        model or origin.model,
+        place,
         pooling=origin.pooling,
         precision=chosen,  # type: ignore[arg-type]
-        device=_device_for("minbert search", device, chosen),
+        device=_device_for("minbert search", place, device, chosen),
     )
     lines, asked = (line for line in texts or _lines(input) if line.strip()), 0
     while window := list(islice(lines, QUESTIONS)):
@@ -352,10 +376,9 @@ def evaluate(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the figures here, as JSON.")] = None,
 ) -> None:
     """Score a model on dev: every metric with a bootstrap 95% interval."""
-    needs_torch("minbert evaluate")
+    from minbert.evaluating import evaluate_model
     from minbert.evaluation.evaluate import overall
     from minbert.evaluation.results import write_json
-    from minbert.experiment import evaluate_model
     from minbert.recipes import read_recipe
 
     chosen = read_recipe(recipe, sets=set or []) if recipe else None
@@ -388,14 +411,9 @@ def predict(
 
     On a terminal few rows are a table; a pipe gets JSON lines.
     """
-    needs_torch("minbert predict")
     from minbert.delivery.files import predict_file
-    from minbert.delivery.predictor import Predictor
-    from minbert.experiment import choose_device
-    from minbert.machine import set_threads
 
-    set_threads()
-    predictor = Predictor.load(model, device=str(choose_device(device)), precision=precision)  # type: ignore[arg-type]
+    predictor = _open("minbert predict", model, device, precision)
     seen = output is None and not format and out.is_terminal
     with AnswerTable() as table, progress_bar("predicting", None) as advance:
         report = predict_file(
@@ -417,15 +435,10 @@ def predict(
 @app.command("try", epilog="Example: [bold]minbert try runs/sample/model[/]")
 def try_command(model: ModelPath, device: DeviceOption = "cpu", precision: PrecisionOption = "fp32") -> None:
     """Type a text, or two, and see what the model says, and which words mattered."""
-    needs_torch("minbert try")
-    from minbert.delivery.predictor import Predictor
-    from minbert.experiment import choose_device
-    from minbert.machine import set_threads
     from minbert.trying import try_model
 
-    set_threads()
     with err.status(f"loading {shown(model)}"):
-        predictor = Predictor.load(model, device=str(choose_device(device)), precision=precision)  # type: ignore[arg-type]
+        predictor = _open("minbert try", model, device, precision)
     try_model(predictor, title=shown(model))
 
 
@@ -451,17 +464,15 @@ def serve(
     drain: Annotated[float, typer.Option(help="Seconds of /readyz saying no before the end.")] = 0.0,
 ) -> None:
     """Serve a model over HTTP: predictions, embeddings and similarities; see /docs of the server."""
-    needs_torch("minbert serve")
+    _prepare_torch("minbert serve of a model that is not exported to onnx", model)
     for module in ("fastapi", "uvicorn"):
         require(module, "serve", "minbert serve")
     from minbert.delivery.server import Limits, ServeSettings
     from minbert.delivery.server import serve as run_server
-    from minbert.experiment import choose_device
 
     limits = Limits(max_body, max_texts, max_tokens, queue, timeout, budget, wait / 1000, batching)
-    where = str(choose_device(device))
     err.print(f"serving {shown(model)} on http://{host}:{port} (see /docs)", highlight=False, soft_wrap=True)
-    run_server(ServeSettings(model, host, port, workers, precision, where, api_keys, drain, limits))
+    run_server(ServeSettings(model, host, port, workers, precision, device, api_keys, drain, limits))
 
 
 @app.command(epilog="Example: [bold]minbert submit runs/multitask/model --data data[/]")
@@ -472,16 +483,11 @@ def submit(
     device: DeviceOption = "auto",
 ) -> None:
     """Write the CS224N course's six prediction files, in its exact format."""
-    needs_torch("minbert submit")
     import os
 
-    from minbert.delivery.predictor import Predictor
     from minbert.delivery.submit import submit as write_submission
-    from minbert.experiment import choose_device
-    from minbert.machine import set_threads
 
-    set_threads()
-    predictor = Predictor.load(model, device=str(choose_device(device)))
+    predictor = _open("minbert submit", model, device)
     for found in write_submission(predictor, Path(data or os.environ.get("MINBERT_DATA") or "data"), out_dir):
         if found.missing:
             err.print(f"[yellow]not written:[/] {shown(found.path)}: {escape(found.missing)}", soft_wrap=True)
@@ -504,7 +510,7 @@ def ensemble(
     """Several models as one: a model folder whose answers are the mean of theirs."""
     needs_torch("minbert ensemble")
     from minbert.ensembles import ensemble as write_ensemble
-    from minbert.model.saved import read_manifest
+    from minbert.model.manifest import read_manifest
 
     with RunWatcher() as watcher:
         folder = write_ensemble(
@@ -527,13 +533,28 @@ def export(
     out_dir: Annotated[Path, typer.Option("--out", help="The new folder.")],
     data: DataOption = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an export that is there.")] = False,
+    measured: Annotated[
+        int, typer.Option("--measured", min=0, help="Dev rows of each task that int8 is measured on. 0: all.")
+    ] = 2000,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Of a metric, that int8 may cost; more is not written.")
+    ] = 0.02,
 ) -> None:
     """Write a model in a form that others load, compared with the model itself before it appears."""
     needs_torch("minbert export")
     from minbert.exporting import export as write_export
 
     with RunWatcher() as watcher:
-        found = write_export(model, to=to, out=out_dir, data=data, overwrite=overwrite, watcher=watcher)
+        found = write_export(
+            model,
+            to=to,
+            out=out_dir,
+            data=data,
+            overwrite=overwrite,
+            measured=measured,
+            tolerance=tolerance,
+            watcher=watcher,
+        )
     print_export(found)
 
 

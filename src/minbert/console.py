@@ -317,11 +317,12 @@ def print_evaluations(evaluations: Mapping[str, Any], console: Console = out) ->
 def print_export(found: Any, console: Console = out) -> None:
     """What `minbert export` wrote, how near it is, and what int8 costs."""
     if found.losses:
-        table = Table("task", "metric", "fp32", "int8", "difference", "95% interval", title="int8 on dev")
+        columns = "task", "dev rows", "metric", "fp32", "int8", "difference", "95% interval"
+        table = Table(*columns, title="what int8 costs")
         for name, loss in found.losses.items():
             interval = f"{loss['low']:+.4f} to {loss['high']:+.4f}"
             values = f"{loss['fp32']:.4f}", f"{loss['int8']:.4f}", f"{loss['difference']:+.4f}"
-            table.add_row(name, loss["metric"], *values, interval)
+            table.add_row(name, f"{loss['rows']:,} of {loss['of']:,}", loss["metric"], *values, interval)
         console.print(table)
     for note in found.notes:
         console.print(note, highlight=False, soft_wrap=True, markup=False)

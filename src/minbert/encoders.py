@@ -25,6 +25,7 @@ from minbert.errors import MinbertError, require, shown, suggest
 
 DEFAULT = "minilm"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+CONFIGURATION = ("config.json", "tokenizer.json", "vocab.txt")
 FILES = ("config.json", *WEIGHTS, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 ORIGIN = "origin.json"
 
@@ -277,3 +278,13 @@ def _count_parameters(weights: Path) -> int:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def weight_files(folder: Path) -> dict[str, str]:
+    """The sha256 of every file that an encoder's vectors depend on, by name; of an export too."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".safetensors", ".bin", ".onnx") or path.name in CONFIGURATION:
+            with path.open("rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found

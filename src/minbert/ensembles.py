@@ -20,13 +20,15 @@ from minbert.config import EnsembleConfig, Recipe, data_folder
 from minbert.data.cache import TokenCache
 from minbert.delivery.predictor import Ensemble, Predictor
 from minbert.errors import MinbertError, shown
+from minbert.evaluating import dev_outputs
 from minbert.evaluation.evaluate import choose_decision, evaluate_task, overall
 from minbert.evaluation.results import read_results
-from minbert.experiment import Run, check_run, choose_device, dev_outputs, new_model, open_run, train
+from minbert.experiment import Run, check_run, new_model, open_run, train
 from minbert.finishing import finish
-from minbert.machine import choose_precision, set_threads
+from minbert.machine import choose_device, choose_precision, set_threads
+from minbert.model.manifest import MANIFEST, Manifest, check_members, read_manifest, update_manifest
 from minbert.model.neighbours import Neighbours
-from minbert.model.saved import MANIFEST, Manifest, check_members, read_manifest, save_ensemble, update_manifest
+from minbert.model.saved import save_ensemble
 from minbert.preparing import Preparing, check_same_files, prepare, train_sample_of
 from minbert.training.trainer import Watcher
 

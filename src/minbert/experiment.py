@@ -11,44 +11,39 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from minbert.atomic import write_text
 from minbert.config import Recipe, data_folder
 from minbert.data.cache import TokenCache
 from minbert.data.tokenizer import Tokenizer
-from minbert.delivery.backends import Precision, choose_backend
-from minbert.delivery.predictor import Predictor
 from minbert.encoders import find_encoder
 from minbert.errors import MinbertError, shown
-from minbert.evaluation.evaluate import Evaluation, evaluate_task, labels_of, quick_scores
+from minbert.evaluation.evaluate import quick_scores
 from minbert.evaluation.results import read_results, write_json
 from minbert.finishing import done_by, finish, geometries
-from minbert.machine import set_threads
+from minbert.machine import choose_device, set_threads
+from minbert.model.manifest import Manifest
 from minbert.model.multitask import MultitaskModel, outputs_of
 from minbert.model.neighbours import Neighbours
 from minbert.model.pretrained import has_vocabulary, load_folder, load_vocabulary
-from minbert.model.saved import Manifest, build_model, load_model, save_model
+from minbert.model.saved import build_model, load_model, save_model
 from minbert.preparing import (
     Prepared,
     Preparing,
-    Unwatched,
     changed_files,
     check_same_files,
     dev_sample_of,
     prepare,
     train_sample_of,
 )
-from minbert.recipes import differences, parse_recipe, read_recipe, to_toml
-from minbert.tasks import Task
+from minbert.recipes import as_recipe, differences, read_recipe, to_toml
 from minbert.training.trainer import Silent, Trainer, Watcher
 
 
@@ -232,28 +227,6 @@ def _train_part(
     return results
 
 
-def as_recipe(recipe: Recipe | str | Path | Mapping[str, Any]) -> Recipe:
-    if isinstance(recipe, Recipe):
-        return recipe
-    return parse_recipe(recipe) if isinstance(recipe, Mapping) else read_recipe(recipe)
-
-
-def choose_device(name: str) -> torch.device:
-    """The device by name; "auto" is a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device: torch.device | None
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise MinbertError(f'device is "{name}"; expected auto, cpu, cuda or cuda:N')
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise MinbertError(f'device is "{name}", but torch sees no GPU here; expected cpu')
-    return device
-
-
 def new_model(
     recipe: Recipe, device: torch.device, *, start: Path | None = None
 ) -> tuple[Tokenizer, MultitaskModel, Manifest]:
@@ -275,63 +248,6 @@ def masked_layers(recipe: Recipe) -> dict[str, str]:
     if not masked:
         return {}
     return dict.fromkeys(masked, "published" if has_vocabulary(find_encoder(recipe.model.encoder)) else "fresh")
-
-
-def evaluate_model(
-    folder: str | Path,
-    recipe: Recipe | None = None,
-    *,
-    data: str | Path | None = None,
-    device: str = "auto",
-    precision: Precision = "fp32",
-    samples: int = 1000,
-    watcher: Preparing | None = None,
-) -> dict[str, Evaluation]:
-    """Score a model folder on dev: of its own tasks, or of those a recipe describes (other files, same heads)."""
-    set_threads()
-    if choose_backend(precision, None, device) == "torch":
-        device = str(choose_device(device))
-    predictor = Predictor.load(folder, device=device, precision=precision)
-    rng = np.random.default_rng(Recipe.seed)
-    return {
-        name: evaluate_task(
-            predictor.tasks[name],
-            labels,
-            outputs,
-            rng=rng,
-            decision=predictor.manifest.decisions.get(name),
-            samples=samples,
-        )
-        for name, (labels, outputs) in dev_outputs(predictor, recipe, data=data, watcher=watcher).items()
-    }
-
-
-def dev_outputs(
-    predictor: Predictor,
-    recipe: Recipe | None = None,
-    *,
-    data: str | Path | None = None,
-    watcher: Preparing | None = None,
-) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float32]]]:
-    """The labels of each task's dev rows, and what the model says of them; for the recipe see `evaluate_model`."""
-    watcher = watcher or Unwatched()
-    known, manifest = predictor.tasks, predictor.manifest
-    tasks = [_with_files_of(known, task) for task in recipe.tasks] if recipe else list(manifest.tasks)
-    base = Recipe(tuple(tasks), data=recipe.data if recipe else manifest.data, model=manifest.model)
-    cache = TokenCache.from_environment(watcher.warn)
-    prepared = prepare(base, predictor.tokenizer, data_folder(base, data), ("dev",), cache=cache, watcher=watcher)
-    return {
-        name: (labels_of(inputs), predictor.outputs_of(inputs, prepared.examples["dev"][name]))
-        for name, inputs in prepared.inputs["dev"].items()
-    }
-
-
-def _with_files_of(known: Mapping[str, Task], other: Task) -> Task:
-    """The model's own task, reading the files and columns that another row of its name gives."""
-    if other.name not in known:
-        raise MinbertError(f'the model has no task "{other.name}"; it has: {", ".join(known)}')
-    read = ("dev", "id", "text", "text2", "text3", "label", "normalise")
-    return replace(known[other.name], **{name: getattr(other, name) for name in read})
 
 
 def check_run(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:

@@ -18,8 +18,8 @@ from minbert.data.tokenizer import Tokenizer
 from minbert.evaluation.evaluate import Evaluation, choose_decision, evaluate_task, labels_of, overall
 from minbert.evaluation.geometry import PURPOSE, Geometry, measure, positives, sample
 from minbert.evaluation.results import environment, gap, write_json, write_predictions
+from minbert.model.manifest import read_manifest, update_manifest
 from minbert.model.multitask import MultitaskModel, encode_pooled, vectors_pooled
-from minbert.model.saved import read_manifest, update_manifest
 from minbert.preparing import Prepared, pooling_weights
 from minbert.recipes import as_dict
 from minbert.tasks import HEADS, Task

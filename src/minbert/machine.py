@@ -140,6 +140,24 @@ def set_threads() -> int:
     return threads
 
 
+def choose_device(name: str) -> torch.device:
+    """The device by name; "auto" is a GPU where there is one."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device: torch.device | None
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise MinbertError(f'device is "{name}"; expected auto, cpu, cuda or cuda:N')
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise MinbertError(f'device is "{name}", but torch sees no GPU here; expected cpu')
+    return device
+
+
 @dataclass(frozen=True)
 class Probe:
     """Whether a number format works here, and how that was found or what went wrong."""

@@ -62,6 +62,13 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
+def as_recipe(recipe: Recipe | str | Path | Mapping[str, Any]) -> Recipe:
+    """A recipe, a file of one, or a dictionary of the same shape."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    return parse_recipe(recipe) if isinstance(recipe, Mapping) else read_recipe(recipe)
+
+
 def parse_recipe(raw: Mapping[str, Any], where: str = "recipe") -> Recipe:
     """A recipe from what TOML (or a dictionary of the same shape) says; checked as a whole."""
     table = dict(raw)

@@ -1,34 +1,37 @@
-"""The two ways to run an encoder, behind one method: torch, on any device, and ONNX Runtime, on the CPU.
+"""The two ways to run a model, behind one interface: torch, on any device, and ONNX Runtime, on the CPU.
 
     choose_backend("int8", None, "cpu")                # "onnx"
     encoder = open_onnx(folder, "int8")                # or TorchEncoder.on(encoder, "cuda", "bf16")
     encoder.encode(tokens, ["mean"])["mean"]           # (sequences, width), in the sequences' order
 
-No torch is imported where none is needed: the second start in int8 reads one file and is ready.
+| backend | a bare encoder | a model with its heads |
+|---|---|---|
+| torch | `torch_backend.TorchEncoder` | `torch_backend.TorchBackend`, of a model folder |
+| onnx | `onnx_encoder.OnnxEncoder` | `exported.OnnxModel`, of an export; no torch is imported for it |
+
+A model folder in int8 is between them: the encoder in ONNX Runtime, the heads in torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from minbert.delivery.onnx_encoder import OnnxEncoder
 from minbert.delivery.onnx_encoder import Precision as OnnxPrecision
 from minbert.errors import MinbertError
-from minbert.machine import choose_precision
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
-
+    from minbert.data.inputs import Inputs
     from minbert.data.tokenizer import Tokens
-    from minbert.model.encoder import Encoder, Pooling
-    from minbert.model.runner import Runner
+    from minbert.model.encoder import Pooling
 
-    Vectors = dict[Pooling, NDArray[np.float32]]
-
+Vectors = dict["Pooling", NDArray[np.float32]]
+"""Sentence vectors, (sequences, width), by pooling."""
 Precision = Literal["fp32", "int8", "tf32", "bf16", "fp16"]
 BackendName = Literal["torch", "onnx"]
 
@@ -42,33 +45,18 @@ class PooledEncoder(Protocol):
         """Each sequence encoded once and pooled in every way asked for, (sequences, width), in the sequences' order."""
 
 
-class TorchEncoder:
-    """A runner of the torch encoder, on whatever device it is."""
+@runtime_checkable
+class Backend(PooledEncoder, Protocol):
+    """A whole model: `TorchBackend`, or `OnnxModel`, which needs no torch. To be used from several threads."""
 
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
+    def answer(self, views: Mapping[str, Sequence[NDArray[np.float32]]]) -> dict[str, NDArray[np.float32]]:
+        """Heads' outputs, (rows, outputs) by task, from the pooled vectors of the views that each reads."""
 
-    @classmethod
-    def on(cls, encoder: Encoder, device: str, precision: Precision = "fp32") -> TorchEncoder:
-        """The encoder moved to a device, not training, in a precision that the device has."""
-        import torch
+    def outputs_of(self, inputs: Inputs) -> NDArray[np.float32]:
+        """A task's outputs for a whole split that is tokenized already; see `multitask.outputs_of`."""
 
-        from minbert.model.runner import make_runner
-
-        try:
-            where = torch.device(device)
-            encoder = encoder.to(where).eval()
-        except (AssertionError, RuntimeError) as error:  # torch knows no such device, or this machine has none
-            reason = str(error).splitlines()[0]
-            raise MinbertError(f'device is "{device}" ({reason}); expected one that is here, such as cpu') from None
-        return cls(make_runner(encoder, torch_precision(precision, where)))
-
-    def encode(
-        self, tokens: Tokens, poolings: Iterable[Pooling], *, progress: Callable[[int], None] | None = None
-    ) -> Vectors:
-        from minbert.model.multitask import encode_pooled
-
-        return encode_pooled(self.runner, tokens, poolings, progress=progress)
+    def steady(self, threads: int) -> None:
+        """Use that many cores, and give a text the same answer whatever it is batched with."""
 
 
 def choose_backend(precision: str, backend: str | None, device: str) -> BackendName:
@@ -87,13 +75,6 @@ def choose_backend(precision: str, backend: str | None, device: str) -> BackendN
         what = 'precision is "int8"' if precision == "int8" else 'backend is "onnx"'
         raise MinbertError(f'{what}, which runs on the CPU, and device "{device}"; expected cpu')
     return cast("BackendName", chosen)
-
-
-def torch_precision(precision: Precision, device: torch.device) -> str:
-    """The same, if torch has it on that device; otherwise an error that says what it has."""
-    if precision == "int8":
-        raise MinbertError("precision is \"int8\", which is ONNX Runtime's; expected one of torch's")
-    return choose_precision(precision, device)
 
 
 def open_onnx(folder: Path, precision: str) -> OnnxEncoder:

@@ -11,7 +11,7 @@ from minbert.config import EMBEDDED
 from minbert.tasks import BUILT_IN, Task
 
 if TYPE_CHECKING:
-    from minbert.model.saved import Manifest
+    from minbert.model.manifest import Manifest
 
 DATA = {
     "sst": (
@@ -114,11 +114,12 @@ def _scores(dev: Mapping[str, Any]) -> str:
 
 def _losses(losses: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [
-        f"| {name} | {loss['metric']} | {_number(loss['fp32'])} | {_number(loss['int8'])} | {loss['difference']:+.4f} | "
+        f"| {name} | {loss['rows']:,} of {loss['of']:,} | {loss['metric']} | {_number(loss['fp32'])} | {_number(loss['int8'])} | {loss['difference']:+.4f} | "
         f"{loss['low']:+.4f} to {loss['high']:+.4f} |"
         for name, loss in losses.items()
     ]
-    return "| task | metric | fp32 | int8 | difference | 95% interval |\n|---|---|---|---|---|---|\n" + "\n".join(rows)
+    head = "| task | dev rows | metric | fp32 | int8 | difference | 95% interval |\n|---|---|---|---|---|---|---|\n"
+    return head + "\n".join(rows)
 
 
 def _number(value: float | None) -> str:

@@ -6,10 +6,12 @@ Embedder.load("minilm", precision="int8")                       # in ONNX Runtim
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from minbert.data.tokenizer import Tokenizer
-from minbert.delivery.backends import PooledEncoder, TorchEncoder, choose_backend, open_onnx
+from minbert.delivery.backends import PooledEncoder, choose_backend, open_onnx
+from minbert.delivery.exported import is_export, open_export
 from minbert.delivery.onnx_encoder import OnnxEncoder
 from minbert.encoders import find_encoder
 from minbert.errors import MinbertError, require
@@ -17,7 +19,6 @@ from minbert.tasks import PoolingName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -60,6 +61,8 @@ class Embedder:
         if isinstance(encoder, OnnxEncoder):
             self.width, self._pooled = encoder.width, encoder
         else:
+            from minbert.delivery.torch_backend import TorchEncoder
+
             self.width, self._pooled = encoder.config.width, TorchEncoder.on(encoder, device, precision)
 
     @classmethod
@@ -74,7 +77,7 @@ class Embedder:
         backend: BackendName | None = None,
         pooling_weights: Mapping[str, float] | None = None,
     ) -> Embedder:
-        """From a folder, a hub id or a name of the cache.
+        """From a folder, a hub id or a name of the cache; or from an export, whose encoder it is then.
 
         Args:
             name: the encoder.
@@ -85,6 +88,11 @@ class Embedder:
             backend: "torch" or "onnx"; default torch, and ONNX Runtime for int8. Its file is built the first time.
             pooling_weights: by part of speech, for pooling "weighted"; see `ModelConfig.pooling_weights`.
         """
+        if is_export(Path(name).expanduser()):
+            model, tokenizer, _ = open_export(
+                Path(name).expanduser(), device=device, precision=precision, backend=backend
+            )
+            return cls(model, tokenizer, pooling=pooling, max_tokens=max_tokens or model.manifest["max_tokens"])
         chosen = choose_backend(precision, backend, device)
         folder = find_encoder(name)
         encoder: Encoder | OnnxEncoder

@@ -25,10 +25,10 @@ from minbert.delivery.exported import FORMAT, MANIFEST, MODEL, OnnxModel
 from minbert.delivery.onnx_encoder import CALIBRATION, sample_texts
 from minbert.delivery.onnx_names import EMBEDDING, KNOWN, output_name
 from minbert.delivery.predictor import Predictor
+from minbert.delivery.torch_backend import TorchBackend
 from minbert.errors import MinbertError, require, shown
 from minbert.model.answers import Decision
-from minbert.model.multitask import answer_pooled
-from minbert.model.saved import as_plain
+from minbert.model.manifest import as_plain
 from minbert.tasks import CONTRASTIVE, Task
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def export_model(
     rows: Rows,
     card: Card | None = None,
     measure: Measure | None = None,
+    encoder_files: Mapping[str, str] | None = None,
 ) -> Exported:
     """Write the folder in one step.
 
@@ -79,20 +80,22 @@ def export_model(
         rows: real sentences, to compare with.
         card: what README.md says of data and scores.
         measure: for onnx-int8, which has no fp32 outputs to be compared with.
+        encoder_files: `weight_files` of the model's encoder, by which an export to ONNX says whose vectors it gives.
     """
     if form not in FORMS:
         raise MinbertError(f'the form is "{form}"; expected one of: {", ".join(FORMS)}')
     if not rows:
         raise MinbertError("no sentences to compare with; expected at least one")
-    write = {
-        "onnx": _write_onnx,
-        "onnx-int8": _write_onnx,
+    write_onnx = partial(_write_onnx, int8=form == "onnx-int8", measure=measure, encoder_files=encoder_files or {})
+    writers: dict[Form, Callable[[Predictor, Path, Rows], _Done]] = {
+        "onnx": write_onnx,
+        "onnx-int8": write_onnx,
         "torch": _write_torch,
         "sentence-transformers": _write_sentence_transformers,
         "transformers": _write_transformers,
-    }[form]
+    }
     with atomic_folder(out) as new:
-        done = write(predictor, form, new, rows, measure)
+        done = writers[form](predictor, new, rows)
         write_card(new, form, predictor.manifest, card or Card(), done.losses, done.notes)
         files = tuple(sorted(path.relative_to(new).as_posix() for path in new.rglob("*") if path.is_file()))
     return Exported(out, form, files, done.differences, done.losses, done.notes)
@@ -108,11 +111,18 @@ class _Done:
 # --- one file with every head -----------------------------------------------------------------------------------------
 
 
-def _write_onnx(predictor: Predictor, form: Form, folder: Path, rows: Rows, measure: Measure | None) -> _Done:
-    require("onnx", "export", f"minbert export --to {form}")
+def _write_onnx(
+    predictor: Predictor,
+    folder: Path,
+    rows: Rows,
+    *,
+    int8: bool,
+    measure: Measure | None,
+    encoder_files: Mapping[str, str],
+) -> _Done:
+    require("onnx", "export", "minbert export --to onnx")
     from minbert.delivery.onnx_heads import build_multitask
 
-    int8 = form == "onnx-int8"
     calibration = (
         predictor.tokenizer.encode(sample_texts()[:CALIBRATION], max_tokens=predictor.max_tokens) if int8 else None
     )
@@ -124,14 +134,15 @@ def _write_onnx(predictor: Predictor, form: Form, folder: Path, rows: Rows, meas
     )
     (folder / MODEL).write_bytes(graph.SerializeToString())
     tokenizer = _write_tokenizer(predictor, folder)
-    manifest = describe(predictor, "int8" if int8 else "fp32")
+    manifest = {**describe(predictor, "int8" if int8 else "fp32"), "encoder": dict(encoder_files)}
     model = OnnxModel(folder / MODEL, manifest, optimize=True)
     losses: Mapping[str, Mapping[str, Any]] = {}
     if int8:  # the encoder is only near, but the heads must say of its vectors what torch's say
-        own = partial(answer_pooled, predictor.model)
-        differences = compare(_heads(predictor, rows, model.answer), _heads(predictor, rows, own), folder)
-        near = Predictor(predictor.model, predictor.tokenizer, predictor.manifest, encoder=model)
-        losses = {} if measure is None else measure(near)
+        vectors = _vectors(predictor, rows)
+        differences = compare(model.answer(vectors), predictor.backend.answer(vectors), folder)
+        if measure is not None:  # as minbert runs it; heads in torch, whose vectors contrastive tasks are judged by
+            backend = TorchBackend(predictor.model, OnnxModel(folder / MODEL, manifest))
+            losses = measure(Predictor(backend, predictor.tokenizer, predictor.manifest))
         manifest["int8"] = losses
     else:
         differences = compare(_by_batches(tokenizer, rows, model.run, manifest), _expected(predictor, rows), folder)
@@ -238,20 +249,18 @@ def _expected(predictor: Predictor, rows: Rows) -> dict[str, NDArray[np.float32]
     return {**named, EMBEDDING: predictor.embed(first)}
 
 
-def _heads(
-    predictor: Predictor, rows: Rows, answer: Callable[[str, list[NDArray[np.float32]]], NDArray[np.float32]]
-) -> dict[str, NDArray[np.float32]]:
-    """What heads say of the torch encoder's vectors, so that nothing but the heads is compared."""
+def _vectors(predictor: Predictor, rows: Rows) -> dict[str, list[NDArray[np.float32]]]:
+    """What each task's head reads, of the torch encoder, so that nothing but the heads is compared."""
     first, second = (list(column) for column in zip(*rows, strict=True))
     found = {}
     for task in predictor.tasks.values():
         if not task.is_masked:
-            how = predictor.model.poolings[task.name]
+            how = predictor.poolings[task.name]
             views = [
                 tokenize_view(view, predictor.tokenizer, first, second, predictor.max_tokens)
                 for view in task.answer_views
             ]
-            found[task.name] = answer(task.name, [predictor.encoder.encode(view, [how])[how] for view in views])
+            found[task.name] = [predictor.backend.encode(view, [how])[how] for view in views]
     return found
 
 
@@ -310,7 +319,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 # --- torch, and the folders of other libraries ------------------------------------------------------------------------
 
 
-def _write_torch(predictor: Predictor, form: Form, folder: Path, rows: Rows, measure: Measure | None) -> _Done:  # noqa: ARG001
+def _write_torch(predictor: Predictor, folder: Path, rows: Rows) -> _Done:
     from minbert.delivery.torch_program import run_program, write_program
 
     write_program(predictor.model, predictor.manifest.model.pooling, folder / "model.pt2")
@@ -326,7 +335,7 @@ def _write_torch(predictor: Predictor, form: Form, folder: Path, rows: Rows, mea
     return _Done(differences, notes=_left_out(predictor))
 
 
-def _write_transformers(predictor: Predictor, form: Form, folder: Path, rows: Rows, measure: Measure | None) -> _Done:  # noqa: ARG001
+def _write_transformers(predictor: Predictor, folder: Path, rows: Rows) -> _Done:
     from minbert.delivery.hugging_face import check_classifiers, write_classifiers, write_encoder
 
     write_encoder(predictor, folder)
@@ -335,13 +344,7 @@ def _write_transformers(predictor: Predictor, form: Form, folder: Path, rows: Ro
     return _Done(differences, notes=(*notes, *_left_out(predictor)))
 
 
-def _write_sentence_transformers(
-    predictor: Predictor,
-    form: Form,  # noqa: ARG001
-    folder: Path,
-    rows: Rows,
-    measure: Measure | None,  # noqa: ARG001
-) -> _Done:
+def _write_sentence_transformers(predictor: Predictor, folder: Path, rows: Rows) -> _Done:
     from minbert.delivery.hugging_face import check_sentence_transformers, write_sentence_transformers
 
     write_sentence_transformers(predictor, folder)

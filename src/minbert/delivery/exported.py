@@ -1,145 +1,123 @@
-"""An exported model.onnx, run as anyone would run it: tokenizer.json, a padded batch, one call.
+"""An exported model.onnx: the encoder, every pooling and all heads in one file, run by ONNX Runtime. No torch.
 
-    model = OnnxModel(folder / "model.onnx", manifest)
-    model.run(encodings, pairs)                        # every output, of one padded batch
+    model, tokenizer, manifest = open_export(Path("sample-onnx"))
     model.encode(tokens, ["mean"])["mean"]             # many sequences, each core on batches of its own
-    model.answer("sts", [first, second])               # a head's outputs, from vectors
+    model.answer({"sts": [first, second]})["sts"]      # heads' outputs, from vectors
+    model.run(encodings, pairs)                        # every output of one padded batch, as anyone would ask for it
 
-No torch. `minbert.delivery.onnx_heads` writes the file and says what its inputs and outputs are.
+`minbert.delivery.onnx_heads` writes the file and says what its inputs and outputs are.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime
 
-from minbert.data.batches import pad, plan_batches
+from minbert.data.tokenizer import Tokenizer
+from minbert.delivery.onnx_encoder import OnnxEncoder
+from minbert.delivery.onnx_names import IDS, MASK, PAIRS, SEGMENTS
 from minbert.errors import MinbertError, shown
-from minbert.machine import available_cores
+from minbert.model.manifest import Manifest, from_plain, read_manifest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from minbert.data.tokenizer import Tokens
-    from minbert.model.encoder import Pooling
+    from minbert.data.batches import Padded
+    from minbert.data.inputs import Inputs
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, MODEL = "manifest.json", "model.onnx"
-TOKEN_BUDGET = 256  # of a batch, as in onnx_encoder
 ROWS = 4096  # that a head answers at once
 
 
-class OnnxModel:
-    """The file, opened. It can be pickled, and used from several threads.
+class OnnxModel(OnnxEncoder):
+    """The file, opened: the backend `onnx`, an encoder with heads. It can be pickled, and used from several threads.
 
     Args:
         file: model.onnx, or its bytes.
         manifest: what manifest.json holds.
-        threads: how many batches are computed at once; default the cores that are really ours.
-        optimize: let ONNX Runtime fuse what it will, as a session of its own defaults does; slower for this graph.
+        threads, optimize: see `OnnxEncoder`.
     """
 
     def __init__(
         self, file: Path | bytes, manifest: Mapping[str, Any], *, threads: int | None = None, optimize: bool = False
     ) -> None:
-        self._file, self.manifest = file, dict(manifest)
-        self.threads = threads or available_cores()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        if not optimize:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.log_severity_level = 3
-        try:
-            self._session = onnxruntime.InferenceSession(
-                file if isinstance(file, bytes) else str(file), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # the library raises classes of its own that share none with each other
-            where = "the ONNX file" if isinstance(file, bytes) else shown(file)
-            raise MinbertError(f"{where}: ONNX Runtime cannot open it ({str(error).splitlines()[0]})") from None
-        self.width: int = manifest["width"]
+        super().__init__(file, threads=threads, optimize=optimize)
+        self.manifest = dict(manifest)
+        self._outputs = {how: entry["output"] for how, entry in manifest["embeddings"].items()}
 
-    def encode(
-        self, tokens: Tokens, poolings: Iterable[Pooling], *, progress: Callable[[int], None] | None = None
-    ) -> dict[Pooling, NDArray[np.float32]]:
-        """Each sequence encoded once and pooled in every way asked for, (sequences, width), in the sequences' order."""
-        wanted = list(poolings)
-        for how in wanted:
-            if how not in self.manifest["embeddings"]:
-                raise MinbertError(f'pooling is "{how}"; this file has: {", ".join(self.manifest["embeddings"])}')
-        names = [self.manifest["embeddings"][how]["output"] for how in wanted]
-        pooled: dict[Pooling, NDArray[np.float32]] = {
-            how: np.empty((len(tokens), self.width), np.float32) for how in wanted
-        }
-        fair = -(-int(tokens.lengths.sum()) // self.threads)
-        plan = plan_batches(tokens.lengths, tokens=max(1, min(TOKEN_BUDGET, fair)))
+    def answer(self, views: Mapping[str, Sequence[NDArray[np.float32]]]) -> dict[str, NDArray[np.float32]]:
+        """Heads' outputs, (rows, outputs) by task, from the pooled vectors of the views that each reads."""
+        if sum(len(parts[0]) for parts in views.values()) <= ROWS:
+            return self._answer(views) if views else {}
+        found: dict[str, list[NDArray[np.float32]]] = {task: [] for task in views}
+        for task, parts in views.items():
+            for start in range(0, max(1, len(parts[0])), ROWS):
+                found[task].append(self._answer({task: [part[start : start + ROWS] for part in parts]})[task])
+        return {task: np.concatenate(outputs) for task, outputs in found.items()}
 
-        def run(rows: NDArray[np.int64]) -> int:
-            batch = pad(tokens, rows, self.manifest["pad_id"])
-            feed = {
-                "input_ids": batch.ids,
-                "attention_mask": batch.mask.astype(np.int64),
-                "token_type_ids": batch.segments,
-            }
-            for how, vectors in zip(wanted, self._run(names, feed), strict=True):
-                pooled[how][rows] = vectors
-            return len(rows)
+    def _answer(self, views: Mapping[str, Sequence[NDArray[np.float32]]]) -> dict[str, NDArray[np.float32]]:
+        """All in one run: it needs a sequence, which nobody reads and which costs more than all heads together."""
+        nothing = np.full((1, 1), self.pad_id, np.int64)
+        vectors: list[NDArray[np.float32]] = []
+        pairs: list[NDArray[np.int64]] = []
+        places: dict[str, slice] = {}
+        start, paired = 1, 0  # the known vectors are numbered on from that sequence
+        for task, parts in views.items():
+            rows = np.arange(start, start + len(parts[0]), dtype=np.int64)
+            if len(parts) == 2:
+                pairs.append(np.stack([rows, rows + len(rows)], axis=1))
+                places[task] = slice(paired, paired + len(rows))
+                paired += len(rows)
+            else:
+                places[task] = slice(start, start + len(rows))
+            vectors += parts
+            start += len(parts) * len(rows)
+        feed: dict[str, NDArray[Any]] = {IDS: nothing, MASK: np.ones_like(nothing), SEGMENTS: np.zeros_like(nothing)}
+        for entry in self.manifest["embeddings"].values():  # every head computes, and needs as many vectors
+            feed[entry["known"]] = np.concatenate(vectors)
+        if pairs:
+            feed[PAIRS] = np.concatenate(pairs)
+        found = self._run([self.manifest["tasks"][task]["output"] for task in views], feed)
+        return {task: outputs[places[task]] for task, outputs in zip(views, found, strict=True)}
 
-        with ThreadPoolExecutor(max(1, min(self.threads, len(plan)))) as pool:
-            for count in pool.map(run, plan):
-                if progress is not None:
-                    progress(count)
-        return pooled
-
-    def answer(self, task: str, views: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        """A head's outputs, (rows, outputs), from the pooled vectors of the views that it reads."""
-        about = self.manifest["tasks"][task]
-        # ONNX Runtime computes the heads of other poolings too, which then need as many vectors.
-        known = [entry["known"] for entry in self.manifest["embeddings"].values()]
-        nothing = np.full((1, 1), self.manifest["pad_id"], np.int64)  # a batch needs a sequence, which nobody reads
-        feed: dict[str, Any] = {
-            "input_ids": nothing,
-            "attention_mask": np.ones_like(nothing),
-            "token_type_ids": np.zeros_like(nothing),
-        }
-        found = []
-        for start in range(0, len(views[0]), ROWS):
-            parts = [view[start : start + ROWS] for view in views]
-            rows = np.arange(len(parts[0]), dtype=np.int64)
-            feed |= dict.fromkeys(known, np.concatenate(parts))
-            if len(views) == 2:
-                feed["pairs"] = np.stack([rows + 1, rows + 1 + len(rows)], axis=1)
-            (outputs,) = self._run([about["output"]], feed)
-            found.append(outputs if len(views) == 2 else outputs[1:])
-        return np.concatenate(found) if found else np.empty((0, about["outputs"]), np.float32)
+    def outputs_of(self, inputs: Inputs) -> NDArray[np.float32]:
+        """A task's outputs for a whole split that is tokenized already, (rows, outputs), in order."""
+        task = inputs.task
+        if task.is_masked:
+            raise MinbertError(f'the masked task "{task.name}" is not in an export; expected the model it was made of')
+        if task.is_contrastive:
+            found = "gives answers, not the vectors that it compares"
+            raise MinbertError(f"an export of {task.name} {found}; expected the model it was made of")
+        how = self.manifest["tasks"][task.name]["pooling"]
+        pooled = {view: self.encode(view, [how])[how] for view in dict.fromkeys(inputs.answer_views)}  # each once
+        return self.answer({task.name: [pooled[view] for view in inputs.answer_views]})[task.name]
 
     def run(self, encodings: Sequence[Any], pairs: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.float32]]:
         """Every output for one padded batch of the tokenizers library, just as a script without minbert has them."""
         feed = {
-            "input_ids": np.array([row.ids for row in encodings], np.int64),
-            "attention_mask": np.array([row.attention_mask for row in encodings], np.int64),
-            "token_type_ids": np.array([row.type_ids for row in encodings], np.int64),
+            IDS: np.array([row.ids for row in encodings], np.int64),
+            MASK: np.array([row.attention_mask for row in encodings], np.int64),
+            SEGMENTS: np.array([row.type_ids for row in encodings], np.int64),
         }
         if pairs is not None:
-            feed["pairs"] = pairs
+            feed[PAIRS] = pairs
         names = [output.name for output in self._session.get_outputs()]
         return dict(zip(names, self._session.run(names, feed), strict=True))
 
-    def _run(self, names: list[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
-        found: list[NDArray[np.float32]] = self._session.run(names, dict(feed))
-        return found
+    def _feed(self, batch: Padded) -> dict[str, NDArray[Any]]:
+        return {IDS: batch.ids, MASK: batch.mask.astype(np.int64), SEGMENTS: batch.segments}
 
     def __getstate__(self) -> dict[str, Any]:
-        file = self._file if isinstance(self._file, bytes) else self._file.read_bytes()
-        return {"file": file, "manifest": self.manifest, "threads": self.threads}
+        return {**super().__getstate__(), "manifest": self.manifest}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["file"], state["manifest"], threads=state["threads"])  # type: ignore[misc]
+        self.apart = state["apart"]
 
 
 def is_export(folder: Path) -> bool:
@@ -158,3 +136,23 @@ def read_export(folder: Path) -> dict[str, Any]:
         found = raw.get("format") if isinstance(raw, dict) else None
         raise MinbertError(f"{shown(path)}: format {found!r}; this minbert reads format {FORMAT}: minbert export again")
     return raw
+
+
+def open_export(
+    folder: Path, *, device: str = "cpu", precision: str = "fp32", backend: str | None = None
+) -> tuple[OnnxModel, Tokenizer, Manifest]:
+    """An export's folder; it runs in ONNX Runtime, on the CPU, in the precision that it was written in."""
+    raw = read_export(folder)
+    where = shown(folder)
+    if backend == "torch" or device not in ("cpu", "auto"):
+        found = f'device "{device}"' if backend != "torch" else 'backend "torch"'
+        raise MinbertError(f"{where}: an export, which runs in ONNX Runtime on the CPU, and {found}; expected cpu")
+    if precision not in ("fp32", raw["precision"]):
+        raise MinbertError(f'{where}: an export in {raw["precision"]}, and precision "{precision}"')
+    manifest = from_plain(raw["model"], folder / MANIFEST)
+    return OnnxModel(folder / MODEL, raw), Tokenizer.load(folder), manifest
+
+
+def describe_folder(folder: Path) -> Manifest:
+    """What a model folder, or an export's, says of the model; an error if it is neither."""
+    return from_plain(read_export(folder)["model"], folder / MANIFEST) if is_export(folder) else read_manifest(folder)

@@ -20,7 +20,7 @@ import numpy as np
 import onnxruntime
 
 from minbert.config import SAMPLE
-from minbert.data.batches import pad, plan_batches
+from minbert.data.batches import Padded, pad, plan_batches
 from minbert.data.tokenizer import Tokenizer, Tokens
 from minbert.encoders import WEIGHTS, home
 from minbert.errors import MinbertError, require, shown
@@ -44,19 +44,20 @@ class OnnxEncoder:
     Args:
         file: the file, or its bytes.
         threads: how many batches are computed at once; default the cores that are really ours.
+        optimize: let ONNX Runtime fuse what it will, as a session of its own defaults does; slower for this graph.
     """
 
     apart = False
     """Each sequence is a batch of its own. In int8 the range of a batch's activations is measured at each product, so that
     vectors depend a little on what else is in it; apart, they do not. Takes longer."""
 
-    def __init__(self, file: Path | bytes, *, threads: int | None = None) -> None:
+    def __init__(self, file: Path | bytes, *, threads: int | None = None, optimize: bool = False) -> None:
         self._file = file
         self.threads = threads or available_cores()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1  # run() computes in the thread that calls it
-        # The graph is as we want it: further fusions would bring SkipLayerNormalization back, the slowest of all.
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        if not optimize:  # further fusions would bring SkipLayerNormalization back, the slowest of all
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.log_severity_level = 3
         where = "the ONNX file" if isinstance(file, bytes) else shown(file)
         try:
@@ -73,8 +74,12 @@ class OnnxEncoder:
         self.vocab_size: int = about["vocab_size"]
         self.max_tokens: int = about["max_tokens"]
         self.pad_id: int = about["pad_id"]
-        self.poolings: tuple[Pooling, ...] = tuple(output.name for output in self._session.get_outputs())
         self._inputs = {entry.name for entry in self._session.get_inputs()}
+        self._outputs: dict[Pooling, str] = {output.name: output.name for output in self._session.get_outputs()}
+
+    @property
+    def poolings(self) -> tuple[Pooling, ...]:
+        return tuple(self._outputs)
 
     @classmethod
     def of_folder(cls, folder: Path, *, precision: Precision = "fp32", threads: int | None = None) -> OnnxEncoder:
@@ -94,11 +99,7 @@ class OnnxEncoder:
         plan = plan_batches(tokens.lengths, tokens=max(1, min(TOKEN_BUDGET, fair)), rows=1 if self.apart else None)
 
         def run(rows: NDArray[np.int64]) -> int:
-            batch = pad(tokens, rows, self.pad_id)
-            feed = {"ids": batch.ids, "mask": batch.mask, "segments": batch.segments}
-            options = onnxruntime.RunOptions()
-            options.only_execute_path_to_fetches = True
-            found = self._session.run(names, {name: feed[name] for name in self._inputs}, options)
+            found = self._run([self._outputs[how] for how in names], self._feed(pad(tokens, rows, self.pad_id)))
             for how, vectors in zip(names, found, strict=True):
                 pooled[how][rows] = vectors
             return len(rows)
@@ -111,6 +112,20 @@ class OnnxEncoder:
             for count in pool.map(run, plan):
                 self._tell(progress, count)
         return pooled
+
+    def steady(self, threads: int) -> None:
+        """Use that many cores, and give a sequence the same vector whatever else is encoded with it."""
+        self.threads, self.apart = threads, self.precision == "int8"
+
+    def _feed(self, batch: Padded) -> dict[str, NDArray[Any]]:
+        feed: dict[str, NDArray[Any]] = {"ids": batch.ids, "mask": batch.mask, "segments": batch.segments}
+        return {name: feed[name] for name in self._inputs}
+
+    def _run(self, outputs: list[str], feed: dict[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
+        options = onnxruntime.RunOptions()
+        options.only_execute_path_to_fetches = True
+        found: list[NDArray[np.float32]] = self._session.run(outputs, feed, options)
+        return found
 
     @staticmethod
     def _tell(progress: Callable[[int], None] | None, count: int) -> None:

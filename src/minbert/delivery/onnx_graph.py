@@ -91,24 +91,22 @@ def build_onnx(
     }
     if not config.segments:
         del inputs["segments"]
-    about = {
-        "precision": precision,
-        "width": config.width,
-        "vocab_size": config.vocab_size,
-        "max_tokens": config.max_tokens,
-        "pad_id": config.pad_id,
-    }
-    return as_model(graph, inputs, dict.fromkeys(outputs, (TensorProto.FLOAT, "batch", config.width)), about)
+    return as_model(graph, inputs, dict.fromkeys(outputs, (TensorProto.FLOAT, "batch", config.width)))
 
 
 Shape = tuple[int, str | int, str | int]
 """Of an input or output: the type of its numbers, its rows and its columns."""
 
 
-def as_model(
-    graph: EncoderGraph, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape], about: Mapping[str, Any]
-) -> onnx.ModelProto:
-    """The graph's nodes and constants as a model; `about` is what its metadata says under "minbert"."""
+def as_model(graph: EncoderGraph, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape]) -> onnx.ModelProto:
+    """The graph's nodes and constants as a model; its metadata says under "minbert" what it can be given."""
+    about = {
+        "precision": "int8" if graph.int8 else "fp32",
+        "width": graph.config.width,
+        "vocab_size": graph.config.vocab_size,
+        "max_tokens": graph.config.max_tokens,
+        "pad_id": graph.config.pad_id,
+    }
 
     def described(shapes: Mapping[str, Shape]) -> list[onnx.ValueInfoProto]:
         return [helper.make_tensor_value_info(name, kind, shape) for name, (kind, *shape) in shapes.items()]

@@ -88,7 +88,7 @@ def build_multitask(
         found[name] = HEADS[task.head](Head(graph, _weights(model.heads[task.name]), task), *views)
         outputs[name] = TensorProto.FLOAT, "pairs" if both else "answers", task.outputs
     graph.name_outputs(found)
-    return as_model(graph, inputs, outputs, {"precision": precision, "width": config.width})
+    return as_model(graph, inputs, outputs)
 
 
 def _default(graph: EncoderGraph, name: str, value: np.ndarray[Any, Any]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,24 +21,17 @@ from numpy.typing import NDArray
 from minbert.data.inputs import Inputs, tokenize
 from minbert.data.raw import Examples
 from minbert.data.tokenizer import Tokenizer, Tokens
-from minbert.delivery.backends import (
-    BackendName,
-    PooledEncoder,
-    Precision,
-    TorchEncoder,
-    choose_backend,
-    open_onnx,
-    torch_precision,
-)
-from minbert.delivery.exported import is_export
-from minbert.errors import MinbertError, suggest
+from minbert.delivery.backends import Backend, BackendName, Precision, Vectors, choose_backend
+from minbert.delivery.exported import is_export, open_export
+from minbert.errors import MinbertError, require, suggest
 from minbert.model.answers import Answers, Decision, decode, mean_outputs
-from minbert.model.encoder import Pooling
-from minbert.model.multitask import MultitaskModel, answer_pooled, outputs_of
-from minbert.model.saved import Manifest, check_members, load_model, read_manifest
+from minbert.model.manifest import Manifest, check_members, read_manifest
 from minbert.tasks import Task, View
 
-Vectors = dict[Pooling, NDArray[np.float32]]
+if TYPE_CHECKING:
+    from minbert.model.encoder import Pooling
+    from minbert.model.multitask import MultitaskModel
+
 Key = TypeVar("Key")
 
 
@@ -46,18 +39,17 @@ class Predictor:
     """A model with its tokenizer and the decisions that were chosen on dev.
 
     Args:
-        model: the encoder and the heads.
+        model: the encoder and the heads: torch's, or a backend that runs them.
         tokenizer: the encoder's.
         manifest: what the model's folder says of it.
-        encoder: runs in the place of the model's own encoder, from the same weights.
     """
 
-    def __init__(
-        self, model: MultitaskModel, tokenizer: Tokenizer, manifest: Manifest, *, encoder: PooledEncoder | None = None
-    ) -> None:
-        self.model, self.tokenizer, self.manifest = model.eval(), tokenizer, manifest
+    def __init__(self, model: MultitaskModel | Backend, tokenizer: Tokenizer, manifest: Manifest) -> None:
+        self.backend: Backend = model if isinstance(model, Backend) else _in_torch(model)
+        self.tokenizer, self.manifest = tokenizer, manifest
+        self.tasks: dict[str, Task] = {task.name: task for task in manifest.tasks}
+        self.poolings: dict[str, Pooling] = manifest.poolings
         self.max_tokens = min(manifest.model.max_tokens, tokenizer.positions)
-        self._encoder = encoder
 
     @classmethod
     def load(
@@ -68,35 +60,41 @@ class Predictor:
         precision: Precision = "fp32",
         backend: BackendName | None = None,
     ) -> Predictor:
-        """From a model folder, such as RUN/model, or one that `minbert export --to onnx` wrote; for precision and backend
-        see `Embedder.load`."""
-        if is_export(Path(folder)):
-            from minbert.delivery.exported_model import open_export
+        """From a model folder, such as RUN/model, or one that `minbert export --to onnx` wrote, which needs no torch.
 
-            exported, *_ = opened = open_export(Path(folder), device=device, precision=precision, backend=backend)
-            return cls(cast("MultitaskModel", exported), opened[1], opened[2], encoder=exported.onnx)
+        Args:
+            folder: which.
+            device: "cpu", "cuda", "cuda:N" or "auto", a GPU where there is one.
+            precision: see `Embedder.load`; an export has one precision, and runs in that.
+            backend: likewise.
+        """
+        place = Path(folder)
+        if is_export(place):
+            return cls(*open_export(place, device=device, precision=precision, backend=backend))
         chosen = choose_backend(precision, backend, device)
-        about = read_manifest(Path(folder))
+        about = read_manifest(place)
         if about.members:
-            places = (Path(folder) / name for name in about.members)
+            members = (place / name for name in about.members)
             return Ensemble(
-                [Predictor.load(place, device=device, precision=precision, backend=backend) for place in places], about
+                [Predictor.load(one, device=device, precision=precision, backend=backend) for one in members], about
             )
-        model, tokenizer, manifest = load_model(Path(folder), device="cpu" if chosen == "onnx" else device)
-        if chosen == "onnx":
-            return cls(model, tokenizer, manifest, encoder=open_onnx(Path(folder) / "encoder", precision))
-        if precision != "fp32":
-            model.use(torch_precision(precision, model.device))
-        return cls(model, tokenizer, manifest)
+        for module in ("torch", "safetensors"):
+            require(module, "train", "a model that is not exported to onnx")
+        from minbert.delivery.torch_backend import open_model
+
+        return cls(*open_model(place, chosen, precision, device))
 
     @property
-    def encoder(self) -> PooledEncoder:
-        """What turns tokens into sentence vectors, for the heads."""
-        return self._encoder or TorchEncoder(self.model.runner)
+    def model(self) -> MultitaskModel:
+        """Torch's model; an export has none."""
+        found: MultitaskModel | None = getattr(self.backend, "model", None)
+        if found is None:
+            raise MinbertError("an export holds no torch model; expected the model folder that it was made of")
+        return found
 
-    @property
-    def tasks(self) -> dict[str, Task]:
-        return dict(self.model.tasks)
+    def steady(self, threads: int) -> None:
+        """Use that many cores, and give a text the same answer whatever it is batched with."""
+        self.backend.steady(threads)
 
     def predict(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, tasks: Iterable[str] | None = None
@@ -111,10 +109,7 @@ class Predictor:
         Returns:
             For a class `{"label": ..., "probability": ..., "probabilities": {...}}`, for a score `{"score": ...}`.
         """
-        return {
-            name: as_rows(self.model.tasks[name], answers)
-            for name, answers in self.answers(texts, pairs, tasks).items()
-        }
+        return {name: as_rows(self.tasks[name], answers) for name, answers in self.answers(texts, pairs, tasks).items()}
 
     def answers(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, tasks: Iterable[str] | None = None
@@ -122,7 +117,7 @@ class Predictor:
         """The same as arrays."""
         outputs = self.outputs(texts, pairs, tasks)
         return {
-            name: decode(self.model.tasks[name], raw, self.manifest.decisions.get(name, Decision()))
+            name: decode(self.tasks[name], raw, self.manifest.decisions.get(name, Decision()))
             for name, raw in outputs.items()
         }
 
@@ -146,7 +141,7 @@ class Predictor:
 
         Every distinct text of all of them is encoded once, and so is every distinct pair.
         """
-        tasks = {name: self.model.tasks[name] for name in asked}
+        tasks = {name: self.tasks[name] for name in asked}
         places = {name: [(id(asked[name]), view) for view in task.answer_views] for name, task in tasks.items()}
         vectors: dict[tuple[int, View], Vectors] = {}
         for group in (("first", "second"), ("joint", "reversed")):  # single texts, pairs
@@ -156,28 +151,24 @@ class Predictor:
                 for place in places[name]:
                     if place[1] in group:
                         rows[place] = asked[name].view(place[1])
-                        poolings.add(self.model.poolings[name])
+                        poolings.add(self.poolings[name])
             if embed and "first" in group:
                 rows[0, "first"] = embed
                 poolings.add(self.manifest.model.pooling)
             vectors |= self._encode(rows, poolings, read)
-        outputs = {
-            name: answer_pooled(self.model, name, [vectors[place][self.model.poolings[name]] for place in places[name]])
-            for name in tasks
-        }
+        outputs = self.backend.answer(
+            {name: [vectors[place][self.poolings[name]] for place in places[name]] for name in tasks}
+        )
         return outputs, vectors[0, "first"][self.manifest.model.pooling] if embed else None
 
     def inputs_of(self, task: str, rows: Rows) -> set[Any]:
         """What the encoder must read for a task's answers: texts, and pairs as tuples. Each costs an encoding."""
-        return {row for view in self.model.tasks[task].answer_views for row in rows.view(view)}
+        return {row for view in self.tasks[task].answer_views for row in rows.view(view)}
 
     def outputs_of(self, inputs: Inputs, examples: Examples | None = None) -> NDArray[np.float32]:  # noqa: ARG002
         """The same of a task's rows that are tokenized already, such as a split of dev, see `multitask.outputs_of`;
         `examples` are the rows as texts, for a member of an ensemble that tokenizes them otherwise."""
-        if inputs.masking is not None and self._encoder is not None:
-            name = inputs.task.name
-            raise MinbertError(f'the masked task "{name}" needs the tokens\' own vectors; expected precision fp32')
-        return outputs_of(self.model, inputs, self.encoder.encode)
+        return self.backend.outputs_of(inputs)
 
     def embed(self, texts: Sequence[str], *, pooling: Pooling | None = None) -> NDArray[np.float32]:
         """The encoder's vector of each text, (texts, width)."""
@@ -194,13 +185,13 @@ class Predictor:
             key: np.fromiter((places.setdefault(row, len(places)) for row in values), np.int64, len(values))
             for key, values in rows.items()
         }
-        vectors = self.encoder.encode(read(list(places)), sorted(poolings))
+        vectors = self.backend.encode(read(list(places)), sorted(poolings))
         return {key: {how: table[where] for how, table in vectors.items()} for key, where in index.items()}
 
     @property
     def pooling_weights(self) -> Mapping[str, float] | None:
         """By part of speech, where a task pools with them."""
-        return self.manifest.model.pooling_weights if "weighted" in self.model.poolings.values() else None
+        return self.manifest.model.pooling_weights if "weighted" in self.poolings.values() else None
 
     def _tokenize(self, distinct: list[Any]) -> Tokens:
         weights = self.pooling_weights
@@ -210,7 +201,7 @@ class Predictor:
         return self.tokenizer.encode(distinct, max_tokens=self.max_tokens, weights=weights)
 
     def _choose(self, tasks: Iterable[str] | None, paired: bool) -> list[Task]:
-        known = self.model.tasks
+        known = self.tasks
         if tasks is None:
             answering = [task for task in known.values() if not task.is_masked]
             if not answering:
@@ -251,7 +242,8 @@ class Ensemble(Predictor):
     def __init__(self, members: Sequence[Predictor], manifest: Manifest) -> None:
         check_members([member.manifest for member in members])
         first = members[0]
-        super().__init__(first.model, first.tokenizer, manifest, encoder=first._encoder)
+        super().__init__(first.backend, first.tokenizer, manifest)
+        self.tasks, self.poolings = first.tasks, first.poolings
         self.members = tuple(members)
         rules = [(member.tokenizer.rules, member.max_tokens, member.pooling_weights) for member in members]
         self._alike = [rules.index(own) for own in rules]  # the first member that reads as each of them does
@@ -267,6 +259,10 @@ class Ensemble(Predictor):
         ]
         return {name: self._mean(name, [outputs[name] for outputs in found]) for name in asked}, None
 
+    def steady(self, threads: int) -> None:
+        for member in self.members:
+            member.steady(threads)
+
     def inputs_of(self, task: str, rows: Rows) -> set[Any]:
         return {(number, row) for number, one in enumerate(self.members) for row in one.inputs_of(task, rows)}
 
@@ -278,7 +274,7 @@ class Ensemble(Predictor):
         sets = {(0, inputs.task.views): inputs}  # which are tokenized as the first member reads them
         found = []
         for member, number in zip(self.members, self._alike, strict=True):
-            task = member.model.tasks[name]
+            task = member.tasks[name]
             if (number, task.views) not in sets:
                 if examples is None:
                     raise MinbertError(f"the members of this ensemble read {name} in several ways; expected its texts")
@@ -295,7 +291,7 @@ class Ensemble(Predictor):
         )
 
     def _mean(self, name: str, outputs: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        return mean_outputs(self.model.tasks[name], [member.model.tasks[name] for member in self.members], outputs)
+        return mean_outputs(self.tasks[name], [member.tasks[name] for member in self.members], outputs)
 
 
 class Rows:
@@ -329,6 +325,12 @@ class Reader:
             if len(new) == len(distinct):
                 return found
         return self.tokens.take([self.places[row] for row in distinct])
+
+
+def _in_torch(model: MultitaskModel) -> Backend:
+    from minbert.delivery.torch_backend import TorchBackend
+
+    return TorchBackend(model)
 
 
 def _listed(values: Sequence[str], name: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Nearest sentences: an index of a set of sentences by their vectors, and questions to it.
 
-    encoder = SentenceEncoder.load("minilm")                       # or a model folder, such as runs/sample/model
+    encoder = SentenceEncoder.load("minilm")                       # or a model folder, or an export
     index = SearchIndex.build(Path("index"), sentences, encoder)
     index.query(["How old is it?"], count=5)                       # five matches: score, row and text of each
 
@@ -26,166 +26,39 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minbert.atomic import atomic_folder, settle
-from minbert.config import ModelConfig
-from minbert.data.raw import read_rows
-from minbert.delivery.embedder import Embedder
+from minbert.delivery.nearest import QUESTIONS, ask_graph, build_graph, nearest, rank, unit
+from minbert.delivery.sentences import Encodes, Origin, SentenceEncoder, describe_model, read_sentences
 from minbert.delivery.vectors import npy_rows
-from minbert.encoders import find_encoder
-from minbert.errors import MinbertError, require, shown, suggest
-from minbert.recipes import parse_recipe
+from minbert.errors import MinbertError, require, shown
 
 if TYPE_CHECKING:
     from minbert.delivery.backends import Precision
-    from minbert.tasks import PoolingName
+
+__all__ = [
+    "QUESTIONS",
+    "Encodes",
+    "IndexManifest",
+    "Match",
+    "Origin",
+    "SearchIndex",
+    "SentenceEncoder",
+    "describe_model",
+    "nearest",
+    "read_sentences",
+    "unit",
+]
 
 FORMAT = 1
 MANIFEST = "index.json"
-BLOCK = 32_768  # sentences of a matrix product
-QUESTIONS = 256  # of a matrix product
-SAMPLE = 200  # sentences that the recall of a graph is measured with
-NEIGHBOURS = 32  # of a sentence in the graph
-BREADTH = 200  # of the search while the graph is built
 
 Kind = Literal["exact", "hnsw"]
 NumberType = Literal["float32", "float16"]
-Floats = NDArray[np.float32]
-
-
-# --- what the vectors come from -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What decides a sentence's vector."""
-
-    model: str
-    """A model folder or an encoder, as it was named."""
-    fingerprint: str
-    """Of the weights, the tokenizer, the pooling and the limit on tokens: equal ones give equal vectors."""
-    pooling: PoolingName
-    max_tokens: int | None = None
-    precision: str = "fp32"
-    """Not part of the fingerprint: vectors in int8 are near enough to be compared with those in fp32."""
-
-
-class Encodes(Protocol):
-    """What an index is built and asked with; `SentenceEncoder` is one."""
-
-    @property
-    def origin(self) -> Origin: ...
-
-    def embed(self, texts: Sequence[str]) -> Floats:
-        """(texts, width)"""
-
-
-class SentenceEncoder:
-    """An embedder that knows where it came from."""
-
-    def __init__(self, embedder: Embedder, origin: Origin) -> None:
-        self.embedder, self.origin = embedder, origin
-
-    @classmethod
-    def load(
-        cls,
-        model: str | Path,
-        *,
-        pooling: PoolingName | None = None,
-        precision: Precision = "fp32",
-        device: str = "cpu",
-    ) -> SentenceEncoder:
-        """From a model folder, or an encoder's folder, hub id or name of the cache.
-
-        Args:
-            model: which.
-            pooling: default the model's own, and "mean" for a bare encoder.
-            precision: see `Embedder.load`.
-            device: likewise.
-        """
-        origin, folder, config = _describe(model, pooling, precision)
-        embedder = Embedder.load(
-            folder,
-            pooling=origin.pooling,
-            device=device,
-            precision=precision,
-            pooling_weights=config.pooling_weights if origin.pooling == "weighted" else None,
-        )
-        if origin.max_tokens is not None:
-            embedder.max_tokens = min(origin.max_tokens, embedder.tokenizer.positions)
-        return cls(embedder, origin)
-
-    def embed(self, texts: Sequence[str]) -> Floats:
-        return self.embedder.embed(texts)
-
-
-def describe_model(model: str | Path, *, pooling: PoolingName | None = None, precision: str = "fp32") -> Origin:
-    """What the vectors of a model come from, without loading it."""
-    return _describe(model, pooling, precision)[0]
-
-
-def _describe(model: str | Path, pooling: PoolingName | None, precision: str) -> tuple[Origin, Path, ModelConfig]:
-    folder = Path(model).expanduser()
-    settle(folder)
-    if not (folder / "minbert.json").exists() and (folder / "model" / "minbert.json").exists():
-        raise MinbertError(f"{shown(folder)}: a run; expected its model: {shown(folder / 'model')}")
-    if (folder / "minbert.json").exists():
-        config, place = _model_config(folder / "minbert.json"), folder / "encoder"
-        chosen, limit, name = pooling or config.pooling, config.max_tokens, str(folder.resolve())
-    else:
-        config, place = ModelConfig(), find_encoder(model)
-        chosen, limit = pooling or "mean", None
-        name = str(folder.resolve()) if folder.is_dir() else str(model)
-    weights = sorted(config.pooling_weights.items()) if chosen == "weighted" else []
-    digest = hashlib.sha256(f"{FORMAT} {chosen} {limit} {weights}".encode())
-    for path in sorted(place.iterdir()):
-        if path.suffix in (".safetensors", ".bin") or path.name in ("config.json", "tokenizer.json", "vocab.txt"):
-            with path.open("rb") as file:
-                digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-    return Origin(name, digest.hexdigest()[:24], chosen, limit, precision), place, config
-
-
-def _model_config(path: Path) -> ModelConfig:
-    """Of a model folder, read without torch, which a search in int8 does not need."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        members, parts = raw.get("members"), {"tasks": raw["tasks"], "model": raw["model"]}
-    except (ValueError, OSError, KeyError, AttributeError) as error:
-        raise MinbertError(f"{shown(path)}: {error}; expected what minbert train writes") from None
-    if members:
-        raise MinbertError(
-            f"{shown(path.parent)}: an ensemble of {len(members)} models has no single embedding; "
-            f"expected one of its members, such as {members[0]}"
-        )
-    return parse_recipe(parts, shown(path)).model
-
-
-# --- sentences of a file --------------------------------------------------------------------------------------------
-
-
-def read_sentences(path: Path, column: str = "") -> Iterator[str]:
-    """One a line of a .txt; of a table or JSON lines the column: `text`, `sentence` or the only one, unless named."""
-    if path.suffix.lower() == ".txt":
-        yield from (str(row["text"]).strip() for _, row in read_rows(path, plain="text"))
-        return
-    for line, row in read_rows(path):
-        if not column:
-            usual = [name for name in ("text", "sentence") if name in row]
-            if len(row) > 1 and not usual:
-                raise MinbertError(f"{shown(path)}: which column? say --column; found: {', '.join(row)}")
-            column = (usual or list(row))[0]
-        if column not in row:
-            raise MinbertError(
-                f'{shown(path)}:{line}: no column "{column}"{suggest(column, row)}; found: {", ".join(row)}'
-            )
-        yield "" if row[column] is None else str(row[column]).strip()
-
-
-# --- the index ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -292,7 +165,7 @@ class SearchIndex:
                 recall = None
                 if kind == "hnsw":
                     vectors = np.load(new / "vectors.npy", mmap_mode="r")
-                    recall = _build_graph(vectors, new / "graph.faiss", rng or np.random.default_rng(1))
+                    recall = build_graph(vectors, new / "graph.faiss", rng or np.random.default_rng(1))
                     del vectors
                 manifest = IndexManifest(
                     encoder.origin, count, width, numbers, kind, sentences.empty, sentences.duplicates, cut, recall
@@ -363,8 +236,8 @@ class SearchIndex:
         if self.manifest.kind == "exact" or exact:
             places = nearest(self.vectors, asked, count)
         else:
-            places = _ask_graph(self._graph, asked, count)
-        return _rank(self.vectors, asked, places)
+            places = ask_graph(self._graph, asked, count)
+        return rank(self.vectors, asked, places)
 
     def check(self, origin: Origin) -> None:
         """An error if vectors of that origin cannot be compared with those of the index."""
@@ -434,73 +307,6 @@ class _Distinct:
                 seen.add(digest)
             self.rows.append(row)
             yield text
-
-
-def unit(vectors: Floats) -> Floats:
-    """Vectors of length 1; one of nothing but zeros stays."""
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
-
-
-def nearest(vectors: NDArray[np.floating], asked: Floats, count: int, *, block: int = BLOCK) -> NDArray[np.int64]:
-    """Places of the rows with the largest products, (questions, count), best first.
-
-    One block of rows is multiplied with the questions at a time; only its rows that beat the worst of the best so far
-    are looked at, so that after a few blocks there is next to nothing to sort.
-    """
-    places = np.empty((len(asked), count), np.int64)
-    for begin in range(0, len(asked), QUESTIONS):
-        part = asked[begin : begin + QUESTIONS]
-        scores = [np.empty(0, np.float32)] * len(part)
-        found = [np.empty(0, np.int64)] * len(part)
-        for start in range(0, len(vectors), block):
-            products = np.asarray(vectors[start : start + block], np.float32) @ part.T  # (block, questions)
-            for number, row in enumerate(np.ascontiguousarray(products.T)):
-                full = len(scores[number]) == count
-                better = np.flatnonzero(row > scores[number][-1]) if full else np.arange(len(row))
-                if not len(better):
-                    continue
-                if len(better) > count:  # all that are at least as good as the last that can be among the best
-                    limit = np.partition(row[better], len(better) - count)[len(better) - count]
-                    better = better[row[better] >= limit]
-                both = np.concatenate([scores[number], row[better]])
-                order = np.argsort(-both, kind="stable")[:count]  # of equal ones the earlier
-                scores[number] = both[order]
-                found[number] = np.concatenate([found[number], start + better])[order]
-        places[begin : begin + QUESTIONS] = found
-    return places
-
-
-def _rank(
-    vectors: NDArray[np.floating], asked: Floats, places: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Cosines in double precision, by which the found are sorted once more: equal vectors have equal scores then,
-    whatever block they were in."""
-    products = vectors[np.maximum(places, 0)].astype(np.float64) * asked.astype(np.float64)[:, None]
-    scores = np.where(places < 0, -np.inf, np.clip(products.sum(-1), -1, 1))  # (questions, count)
-    order = np.lexsort((places, -scores))
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(places, order, 1)
-
-
-def _build_graph(vectors: Any, path: Path, rng: np.random.Generator) -> float:
-    """Write a graph of the vectors; the part of the ten nearest that it finds, of some of the sentences."""
-    faiss: Any = require("faiss", "search", "an index of kind hnsw")
-    graph = faiss.IndexHNSWFlat(vectors.shape[1], NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
-    graph.hnsw.efConstruction = BREADTH
-    for start in range(0, len(vectors), BLOCK):
-        graph.add(np.ascontiguousarray(vectors[start : start + BLOCK], np.float32))
-    faiss.write_index(graph, str(path))
-    sample = np.sort(rng.permutation(len(vectors))[:SAMPLE])
-    asked, count = np.asarray(vectors[sample], np.float32), min(11, len(vectors))  # its own, and ten
-    exact, found = nearest(vectors, asked, count), _ask_graph(graph, asked, count)
-    hits = [len(set(one) & set(other)) / count for one, other in zip(exact.tolist(), found.tolist(), strict=True)]
-    return float(np.mean(hits))
-
-
-def _ask_graph(graph: Any, asked: Floats, count: int) -> NDArray[np.int64]:
-    faiss: Any = require("faiss", "search", "an index of kind hnsw")
-    breadth = faiss.SearchParametersHNSW(efSearch=max(64, 4 * count))
-    return graph.search(np.ascontiguousarray(asked), count, params=breadth)[1]
 
 
 def _check_place(folder: Path, overwrite: bool) -> None:

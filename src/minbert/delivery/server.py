@@ -33,6 +33,7 @@ from starlette.exceptions import HTTPException
 from minbert import __version__
 from minbert.delivery.batching import Batcher, BatchReport, ClosedError, QueueFullError
 from minbert.delivery.edge import Edge, JsonLines, problem, read_keys
+from minbert.delivery.exported import describe_folder
 from minbert.delivery.messages import (
     ERRORS,
     MAX_TEXTS,
@@ -47,7 +48,6 @@ from minbert.delivery.messages import (
     SimilarityResponse,
 )
 from minbert.delivery.metrics import SECONDS, SIZES, Counter, Gauge, Histogram, Metric, exposition
-from minbert.delivery.onnx_encoder import OnnxEncoder
 from minbert.delivery.predictor import Predictor
 from minbert.delivery.questions import Question, Reply, choose_tasks
 from minbert.errors import MinbertError
@@ -341,9 +341,7 @@ def _plain(numbers: NDArray[np.float32]) -> list[Any]:
 
 def serve(settings: ServeSettings) -> None:
     """Run until a signal ends it: SIGTERM or SIGINT, after which what was accepted is answered."""
-    from minbert.model.saved import read_manifest
-
-    read_manifest(settings.model)  # what is wrong with the folder is said here, once, and not by every process
+    describe_folder(settings.model)  # what is wrong with the folder is said here, once, and not by every process
     read_keys(settings.api_keys)
     told = asdict(settings) | {"model": str(settings.model), "api_keys": settings.api_keys and str(settings.api_keys)}
     os.environ[SETTINGS] = json.dumps(told)
@@ -368,19 +366,8 @@ def app_of_environment() -> FastAPI:
     _log_as_json()
     threads = max(1, available_cores() // told["workers"])
     predictor = Predictor.load(told["model"], device=told["device"], precision=told["precision"])
-    _set_up(predictor, threads)
+    predictor.steady(threads)
     return create_app(predictor, limits=limits, keys=keys, name=_name(Path(told["model"])), drain=told["drain"])
-
-
-def _set_up(predictor: Predictor, threads: int) -> None:
-    """Use that many cores, and give a text the same answer whatever it is batched with."""
-    import torch
-
-    torch.set_num_threads(min(torch.get_num_threads(), threads))
-    for one in getattr(predictor, "members", (predictor,)):
-        if isinstance(one.encoder, OnnxEncoder):
-            one.encoder.threads = threads
-            one.encoder.apart = one.encoder.precision == "int8"
 
 
 def _name(folder: Path) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,10 @@ from minbert.evaluation.metrics import (
     per_class_accuracy,
 )
 from minbert.model.answers import Answers, Decision, decode
-from minbert.model.multitask import MultitaskModel, outputs_of
 from minbert.tasks import Task
+
+if TYPE_CHECKING:
+    from minbert.model.multitask import MultitaskModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +63,8 @@ class Evaluation:
 
 def quick_scores(model: MultitaskModel, splits: Mapping[str, Inputs]) -> dict[str, float]:
     """The metric of each task, without intervals; the model must be in eval mode."""
+    from minbert.model.multitask import outputs_of  # torch, which scoring what a model said does not need
+
     scores = {}
     for name, inputs in splits.items():
         answers = judge(inputs.task, outputs_of(model, inputs))
