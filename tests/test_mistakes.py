@@ -52,13 +52,18 @@ def test_the_file(run: Path, tmp_path: Path) -> None:
     assert "out of 60 rows. By the difference of prediction and label: the largest first." in text
     assert "1. expected 0.00, predicted 5.00 (row-7)\n\n   > Stars \\* and \\[bold\\]brackets" in text
     assert text.count("\n   > ") == 8 and "## sst" not in text
+    write_markdown(read_mistakes(run, tasks=["sts"], count=2), tmp_path / "ids.md", texts=False)
+    without = (tmp_path / "ids.md").read_text()
+    assert "1. expected 0.00, predicted 5.00 (row-7)\n" in without and ">" not in without and "Stars" not in without
 
 
 def test_the_command(run: Path, tmp_path: Path) -> None:
     ended = CliRunner().invoke(app, ["errors", str(run), "-t", "sts", "--count", "1", "--out", str(tmp_path / "e.md")])
     assert ended.exit_code == 0, ended.output
     assert "[bold]brackets[/]" in ended.output and "5.00" in ended.output and "Underestimates" in ended.output
-    assert (tmp_path / "e.md").exists()
+    assert "brackets" in (tmp_path / "e.md").read_text()
+    ended = CliRunner().invoke(app, ["errors", str(run), "--no-texts", "--out", str(tmp_path / "ids.md")])
+    assert ended.exit_code == 0 and "brackets" not in (tmp_path / "ids.md").read_text()
 
 
 def test_what_is_refused(run: Path, tmp_path: Path) -> None:

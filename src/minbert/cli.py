@@ -601,6 +601,7 @@ def errors(
     task: Annotated[list[str] | None, typer.Option("--task", "-t", help="Default: all.")] = None,
     count: Annotated[int, typer.Option(min=1, help="Rows of each direction, at most.")] = 10,
     out_file: Annotated[Path | None, typer.Option("--out", help="Also write them here, as Markdown.")] = None,
+    texts: Annotated[bool, typer.Option(help="In that file: the sentences, or only their ids.")] = True,
 ) -> None:
     """The worst wrong answers on dev: false positives and negatives, chosen by a rule, with what was expected."""
     from minbert.evaluation.mistakes import read_mistakes, tables, write_markdown
@@ -609,7 +610,7 @@ def errors(
     for table in tables(found):
         out.print(table)
     if out_file is not None:
-        write_markdown(found, out_file)
+        write_markdown(found, out_file, texts=texts)
         out.print(f"written: {shown(out_file)}", highlight=False, soft_wrap=True)
 
 

@@ -3,7 +3,7 @@
     found = read_mistakes(Path("runs/sample"), count=5)
     write_markdown(found, Path("errors.md"))
 
-It holds sentences of the dataset, so it goes where its user says, and nowhere else.
+It holds sentences of the dataset, so it goes where its user says, and nowhere else; `texts=False` leaves only their ids.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def tables(found: Iterable[TaskMistakes]) -> Iterator[Table]:
             yield table
 
 
-def write_markdown(found: Sequence[TaskMistakes], path: Path) -> None:
-    """The same as a file."""
+def write_markdown(found: Sequence[TaskMistakes], path: Path, *, texts: bool = True) -> None:
+    """The same as a file; without texts it may be shown where the dataset may not."""
     lines = ["# Wrong answers on dev", ""]
     for each in found:
         lines += [f"## {_plain(each.task)}", ""]
@@ -84,7 +84,7 @@ def write_markdown(found: Sequence[TaskMistakes], path: Path) -> None:
             for number, row in enumerate(group.rows, start=1):
                 verdict = f"expected {_plain(each.expected(row))}, predicted {_plain(each.predicted(row))}"
                 lines += [f"{number}. {verdict} ({_plain(str(row['id']))})", ""]
-                for key in ("text", "text2"):
+                for key in ("text", "text2") if texts else ():
                     lines += [f"   > {_plain(row[key])}", ""] if key in row else []
     try:
         write_text(path, "\n".join(lines).encode("utf-8", "replace").decode())  # a lone surrogate has no UTF-8
