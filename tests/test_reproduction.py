@@ -103,7 +103,12 @@ if (recipe.parent / f"{recipe.stem}.waits").exists():
 score = 0.3 + 0.1 * (resolved.model.pooling == "mean") + 0.001 * resolved.seed
 found = {"rows": 3, "metric": "accuracy", "metrics": {"accuracy": {"value": score, "low": 0, "high": 1}}}
 note = {"rows": 24, "skipped": {}, "truncated": {"texts": 0, "tokens": 0}, "files": {"/home/me/data/sst.tsv": "ab"}}
-results = {"name": resolved.name, "encoder": resolved.model.encoder, "dev": {"sst": found, "sts": found},
+kinds = {"sst": "classification", "sts": "pair-regression"}
+pairs = [("A dog runs.", "A dog runs.", 5.0, 4.5), ("A dog runs.", "He sleeps.", 0.0, 1.0)]
+rows = [{"id": str(n), "text": a, "text2": b, "label": y, "prediction": z} for n, (a, b, y, z) in enumerate(pairs)]
+(out / "predictions").mkdir(exist_ok=True)
+(out / "predictions" / "sts.jsonl").write_text("".join(json.dumps(row) + chr(10) for row in rows))
+results = {"name": resolved.name, "encoder": resolved.model.encoder, "kinds": kinds, "dev": {"sst": found, "sts": found},
     "overall": {"2023": score, "2024": score}, "seconds": 7.0, "planned_steps": 6, "whole_steps": 12,
     "data": {"train": {"sst": note, "sts": note}}, "recipe": as_dict(resolved),
     "environment": {"device_name": "abacus", "commit": "abc"}}
@@ -247,6 +252,8 @@ def test_a_result_holds_what_is_needed_and_nothing_of_this_machine(
     assert found["reproduction"]["row"] == "smith/2-mean"
     assert (found["reproduction"]["set"], found["reproduction"]["steps_cap"]) == (["optimizer.lr=1e-4"], 6)
     assert [one["kept"] for one in found["reproduction"]["history"]] == [["model"], []]
+    apart, same = found["reproduction"]["overlap"]["sts"]  # no sentences, only means
+    assert (apart["label"], apart["prediction"], same["bleu"], same["prediction"]) == (0.0, 1.0, 1.0, 4.5)
     assert found["data"]["train"]["sst"]["files"] == {"sst.tsv": "ab"}
     assert (found["recipe"]["training"]["max_steps"], found["recipe"]["optimizer"]["lr"]) == (6, 1e-4)
     assert found["recipe"]["paper"]["note"] == "A guess."
@@ -530,17 +537,19 @@ def test_figures_are_drawn_for_what_was_run(papers: dict[str, Paper], settings: 
     assert (page.parent / "images" / "reproduction" / "smith-tiny.svg").read_bytes() == before
 
 
-def test_the_saving_rules_are_drawn_from_the_history(tmp_path: Path, settings: Settings) -> None:
+def test_saving_rules_and_word_overlap_are_drawn(tmp_path: Path, settings: Settings) -> None:
     papers = find_papers(ROOT / "recipes")
     history = [
         {"step": 10 * epoch, "epoch": epoch, "scores": {"dev": {"sst": 0.3 + epoch / 10, "sts": None}}, "kept": ["model"], "seconds": 1.0}
         for epoch in (1, 2, 3)
     ]  # fmt: skip
     value = {"rows": 1, "metric": "accuracy", "metrics": {"accuracy": {"value": 0.5}}}
+    bins = [{"bleu": 0.1 * n, "label": 0.5 * n, "prediction": 0.4 * n} for n in range(5)]
+    overlap = {"sts": bins}
     content = {
         "dev": {"sst": value, "sts": value},
         "overall": {"2023": 0.5, "2024": 0.6},
-        "reproduction": {"row": "", "set": [], "steps_cap": 0, "history": history},
+        "reproduction": {"row": "", "set": [], "steps_cap": 0, "history": history, "overlap": overlap},
     }
     for row in ("7-six-epochs", "8-weighted-mean"):
         path = settings.results / "tiny" / "vinjapuri-vasireddy" / row / "seed1.json"
@@ -548,6 +557,8 @@ def test_the_saving_rules_are_drawn_from_the_history(tmp_path: Path, settings: S
         path.write_text(json.dumps(content))
     drawn = draw_all(papers, load_results(papers, settings.results), tmp_path / "images")
     assert tmp_path / "images" / "vinjapuri-vasireddy-tiny-saving.svg" in drawn
+    picture = (tmp_path / "images" / "vinjapuri-vasireddy-tiny-overlap.svg").read_text()
+    assert all(f">{name}<" in picture for name in ("7-six-epochs", "8-weighted-mean", "people"))
 
 
 def test_the_score_of_the_model_kept_stays_until_another_is_kept() -> None:

@@ -1,4 +1,5 @@
-"""The figures of docs/reproduction.md as SVG: schedules of the samplers, score of each row, score against epoch.
+"""The figures of docs/reproduction.md as SVG: schedules of the samplers, score of each row, score against epoch,
+similarity against word overlap.
 
 draw_all(papers, results, Path("docs/images/reproduction"))
 """
@@ -6,7 +7,7 @@ draw_all(papers, results, Path("docs/images/reproduction"))
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ SCHEDULES: dict[str, SamplerConfig] = {
 }
 SAVING = ("vinjapuri-vasireddy/7-six-epochs", "vinjapuri-vasireddy/8-weighted-mean")
 """Two rows that differ only in when a model is kept."""
+OVERLAP = "vinjapuri-vasireddy"
+"""The paper that looks at word overlap."""
 
 
 def draw_all(papers: Mapping[str, Paper], results: Results, images: Path) -> list[Path]:
@@ -54,6 +57,9 @@ def draw_all(papers: Mapping[str, Paper], results: Results, images: Path) -> lis
         if all(key in found and found[key].by_seed for key in SAVING):
             paper_name = SAVING[0].partition("/")[0]
             figures[f"{paper_name}-{encoder}-saving"] = (9, 3.0), _saving(*(found[key] for key in SAVING))
+        looked_at = {key: one for key, one in found.items() if one.row.paper == OVERLAP and _overlap_of(one)}
+        if looked_at:
+            figures[f"{OVERLAP}-{encoder}-overlap"] = (9, 3.6), _overlap(looked_at.values())
     images.mkdir(parents=True, exist_ok=True)
     for old in images.glob("*.svg"):
         if old.stem in figures or any(old.stem.startswith(f"{name}-") for name in papers):
@@ -169,6 +175,38 @@ def _saving(*pair: Found) -> Callable[[Any], None]:
             axes.grid(axis="both", color="#e5e5e5", linewidth=0.6)
         figure.axes[0].set_ylabel("dev score of the model kept")
         figure.axes[0].legend(frameon=False, fontsize=8)
+
+    return draw
+
+
+def _overlap_of(one: Found) -> list[Mapping[str, Any]]:
+    """STS pairs by the words they share, for a row's first seed; empty where that was not kept."""
+    found = next(iter(one.by_seed.values()))["reproduction"].get("overlap", {})
+    return list(found.get("sts", []))
+
+
+def _overlap(rows: Iterable[Found]) -> Callable[[Any], None]:
+    """A curve for each row: mean predicted similarity against BLEU; dashed, what people said."""
+
+    def draw(figure: Any) -> None:
+        from matplotlib import colormaps
+
+        axes = figure.add_subplot()
+        curves = {one.row.name: _overlap_of(one) for one in rows}
+        shades = colormaps["viridis"](np.linspace(0.0, 0.9, len(curves)))
+        for (name, bins), shade in zip(curves.items(), shades, strict=True):
+            axes.plot(
+                [one["bleu"] for one in bins], [one["prediction"] for one in bins], "-o", color=shade, markersize=3
+            )
+            axes.lines[-1].set_label(name)
+        people = next(iter(curves.values()))
+        axes.plot(
+            [one["bleu"] for one in people], [one["label"] for one in people], "--", color="black", label="people"
+        )
+        axes.set_xlabel("word overlap of the two sentences (BLEU), tenths of its range")
+        axes.set_ylabel("mean similarity")
+        axes.grid(axis="both", color="#e5e5e5", linewidth=0.6)
+        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
 
     return draw
 

@@ -176,6 +176,7 @@ def _section(paper: Paper, results: Results, folder: Path) -> str:
             parts += ["Not run: " + ", ".join(f"`{row.name}`" for row in missing) + ".", ""]
         parts.append(_picture(folder, f"{paper.name}-{encoder}", f"{paper.name}, {encoder}: score of each row"))
         parts.append(_picture(folder, f"{paper.name}-{encoder}-saving", SAVING_TEXT))
+        parts.append(_picture(folder, f"{paper.name}-{encoder}-overlap", OVERLAP_TEXT))
         if paper.claims.findings:
             parts += [*_findings(paper, found), ""]
     notes = [f"- {_link(row, folder)}: {row.reported.note}" for row in paper.rows.values() if row.reported.note]
@@ -185,6 +186,8 @@ def _section(paper: Paper, results: Results, folder: Path) -> str:
 
 
 SAVING_TEXT = "Score of the model kept so far, after each epoch, by the two saving rules; thin: the model of that epoch"
+
+OVERLAP_TEXT = "Mean predicted similarity of STS pairs against the words they share, by row; dashed: what people said"
 
 
 def _of(paper: Paper, found: Mapping[str, Found]) -> dict[str, Found]:

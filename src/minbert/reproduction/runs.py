@@ -19,13 +19,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from minbert.config import Recipe
 from minbert.errors import MinbertError, shown
-from minbert.evaluation.results import read_results, write_json
+from minbert.evaluation.overlap import by_overlap, overlap_points
+from minbert.evaluation.results import read_predictions, read_results, write_json
 from minbert.recipes import as_dict, differences, parse_recipe, read_recipe
 from minbert.reproduction.recipes import Paper, Row
 from minbert.training.metrics_log import read_metrics
@@ -267,6 +268,7 @@ def collect(job: Job, settings: Settings) -> dict[str, Any]:
             "history": [
                 {key: one[key] for key in ("step", "epoch", "scores", "kept", "seconds")} for one in evaluations
             ],
+            "overlap": _overlaps(folder, results),
         },
     }
     write_json(job.result(settings), content)
@@ -274,6 +276,13 @@ def collect(job: Job, settings: Settings) -> dict[str, Any]:
         for place in [*folder.rglob(name)]:  # stages and the runs of an ensemble have theirs
             shutil.rmtree(place, ignore_errors=True)
     return content
+
+
+def _overlaps(folder: Path, results: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Of each task that scores pairs: mean label and mean answer by the words that the two texts share."""
+    tasks = [task for task, kind in results["kinds"].items() if kind == "pair-regression"]
+    found = {task: by_overlap(overlap_points(read_predictions(folder, task).rows)) for task in tasks}
+    return {task: [asdict(one) for one in bins] for task, bins in found.items()}
 
 
 def _without_folders(notes: Mapping[str, Any]) -> dict[str, Any]:
