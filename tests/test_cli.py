@@ -18,7 +18,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from minbert import __version__, cli
+from minbert import __version__, console
 from minbert.cli import app, main
 from minbert.delivery.embedder import Embedder
 from minbert.encoders import get_encoder
@@ -108,7 +108,7 @@ def test_help_of_every_command_has_an_example(path: tuple[str, ...]) -> None:
 
 
 def test_encoders_lists_the_cache_and_what_else_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.out, "width", 300)
+    monkeypatch.setattr(console.out, "width", 300)
     printed, _ = invoke("encoders")
     row = next(line for line in printed.splitlines() if "minilm" in line)
     assert [cell.strip() for cell in row.split("│")[1:-1]] == [
