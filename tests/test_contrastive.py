@@ -31,8 +31,8 @@ from minbert.model.multitask import MultitaskModel, encode_pooled, outputs_of, r
 from minbert.recipes import parse_recipe, to_toml
 from minbert.tasks import CONTRASTIVE, HEADS, LOSSES, Task, check_task
 from minbert.training.contrastive import anchors_of, build_contrastive
+from minbert.training.feeding import InChunks, OneByOne
 from minbert.training.losses import UncertaintyWeighting, build_loss
-from minbert.training.trainer import InChunks, OneByOne
 from tests.models import PAIRS, TEXTS, make, shake
 from tests.runs import Listener, Stopped, small_recipe, small_trainer, unlike
 
@@ -630,8 +630,8 @@ def steps_of(encoder: Path, data: Path, folder: Path, **tables: Any) -> Any:
 def gradients_of(trainer: Any, step: Any) -> dict[str, Tensor]:
     """Of one step, the weights left as they are."""
     torch.manual_seed(3)
-    (batch,) = trainer.runner.batches([step])
-    trainer.runner.run(batch, update=False)
+    (batch,) = trainer.feeder.batches([step])
+    trainer.feeder.run(batch, update=False)
     found = {name: value.grad.clone() for name, value in trainer._parameters() if value.grad is not None}
     for _, value in trainer._parameters():
         value.grad = None
@@ -652,8 +652,8 @@ def test_chunks_have_the_gradient_of_the_whole_batch(
     chunked, _ = steps_of(
         tiny_encoder, texts, tmp_path / "b", training=training | size | {"cache_rows": rows}, **shared
     )
-    assert isinstance(whole.runner, OneByOne)
-    assert isinstance(chunked.runner, InChunks)
+    assert isinstance(whole.feeder, OneByOne)
+    assert isinstance(chunked.feeder, InChunks)
     step = next(steps)
     expected, found = gradients_of(whole, step), gradients_of(chunked, step)
     assert set(found) == set(expected)
@@ -678,7 +678,7 @@ def test_each_chunk_is_dropped_out_the_same_way_twice(
         sampler={"kind": "sequential"},
     )
     model, step = trainer.model, next(steps)
-    (batch,) = trainer.runner.batches([step])
+    (batch,) = trainer.feeder.batches([step])
     assert [chunk.rows for chunk in batch.chunks[0]] == [3, 3, 2]
     vectors: dict[bool, list[Tensor]] = {False: [], True: []}
     forward = model.forward

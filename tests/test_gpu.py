@@ -22,9 +22,10 @@ from minbert.model.multitask import MultitaskModel, encode_pooled, outputs_of
 from minbert.model.pretrained import save_encoder
 from minbert.model.runner import FusedRunner, PlainRunner, make_runner
 from minbert.training import graphs
+from minbert.training.feeding import OneByOne, Recorded
 from minbert.training.gradients import add_gradients
 from minbert.training.metrics_log import read_metrics
-from minbert.training.trainer import OneByOne, Recorded, Trainer
+from minbert.training.trainer import Trainer
 from tests import tagger
 from tests.runs import Listener, Stopped, small_recipe, small_trainer, unlike, weights_of
 from tests.sequences import small_encoder, tokens_of
@@ -85,8 +86,8 @@ def losses_of(trainer: Trainer) -> dict[int, dict[str, float]]:
 
 def recorded(trainer: Trainer) -> int:
     """How many layouts became graphs."""
-    assert isinstance(trainer.runner, Recorded)
-    return sum(entry.graph is not None for entry in trainer.runner.graphs.recorded.values())
+    assert isinstance(trainer.feeder, Recorded)
+    return sum(entry.graph is not None for entry in trainer.feeder.graphs.recorded.values())
 
 
 def assert_alike(found: Trainer, expected: Trainer, tolerance: float) -> None:
@@ -109,10 +110,10 @@ def same_bits(one: Trainer, other: Trainer) -> list[str]:
 def test_kernels_and_graphs_are_for_whoever_can_use_them(make: Make, tiny_encoder: Path) -> None:
     auto = make()
     assert isinstance(auto.model.runner, FusedRunner)
-    assert isinstance(auto.runner, Recorded)
+    assert isinstance(auto.feeder, Recorded)
     plain = make(training={"kernels": "plain"})
     assert isinstance(plain.model.runner, PlainRunner)
-    assert isinstance(plain.runner, OneByOne)
+    assert isinstance(plain.feeder, OneByOne)
     adding = make(training={"accumulate": 2})
     assert isinstance(adding.model.runner, FusedRunner)
     assert isinstance(adding.runner, OneByOne)

@@ -5,7 +5,8 @@
 It is handed everything it does not decide: the model, the data as token sequences, `evaluate` (scores of a model) and
 `save` (keep this model under a name). What varies between recipes is behind a seam, never an `if` in the loop: the
 sampler says which rows come next, `losses.py` what they cost, `gradients.py` how the tasks' losses become a gradient,
-`selection.py` which model is the best. What one step does is `step.py`; on a GPU `graphs.py` makes one launch of it.
+`selection.py` which model is the best. What one step does is `step.py`; `feeding.py` makes its batches and runs it, on a
+GPU as one launch (`graphs.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,16 +25,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from minbert.config import OptimizerConfig, Recipe
-from minbert.data.inputs import Batch, Inputs, collate
-from minbert.data.samplers import Plan, Sampler, Step, make_sampler, plan
+from minbert.data.inputs import Inputs
+from minbert.data.samplers import Plan, Sampler, make_sampler, plan
 from minbert.errors import MinbertError
 from minbert.machine import choose_precision
-from minbert.model.multitask import MultitaskModel, ready
-from minbert.model.runner import FusedRunner
+from minbert.model.multitask import MultitaskModel
 from minbert.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
-from minbert.training.grad_cache import split_step
-from minbert.training.gradients import GradientRule, Surgery, add_gradients, make_rule
-from minbert.training.graphs import SLOTS, Graphs, Staged, Staging, ahead
+from minbert.training.feeding import make_feeder
+from minbert.training.gradients import GradientRule, Surgery, make_rule
 from minbert.training.metrics_log import MetricsLog
 from minbert.training.selection import SNAPSHOTS, Selection, snapshot_folder
 from minbert.training.step import TrainStep
@@ -106,7 +104,7 @@ class Trainer:
         self.losses, self.weighting = self.work.losses, self.work.weighting
         self.optimizer, self.average = self.work.optimizer, self.work.average
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        self.runner = self._make_runner()
+        self.feeder = make_feeder(self.work, data, recipe.training)
         self.selection = Selection(training)
         self.step = 0  # batches done
         self.rows = 0  # rows in them
@@ -138,7 +136,7 @@ class Trainer:
             if skip == size or self.selection.exhausted:
                 continue  # done before this session began
             self._unfreeze(epoch)
-            for number, batch in enumerate(self.runner.batches(islice(steps, skip, None)), start=skip + 1):
+            for number, batch in enumerate(self.feeder.batches(islice(steps, skip, None)), start=skip + 1):
                 self._train_step(batch)
                 at_end = number == size
                 evaluate = at_end or (training.evaluate_every and self.step % training.evaluate_every == 0)
@@ -163,7 +161,7 @@ class Trainer:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
         self.rows += batch.rows
-        self.runner.run(batch, update=update)
+        self.feeder.run(batch, update=update)
 
     def _log_losses(self, log: MetricsLog, epoch: int) -> dict[str, Any] | None:
         """Mean loss of each task since the last line. The one place where the loop waits for the device."""
@@ -306,17 +304,7 @@ class Trainer:
         for layer in list(encoder.layers)[len(encoder.layers) - min(trained, len(encoder.layers)) :]:
             layer.requires_grad_(True)
         encoder.pooler.requires_grad_(trained > 0)
-        self.runner.clear()
-
-    def _make_runner(self) -> OneByOne | TaskByTask | InChunks | Recorded:
-        """Graphs, where the kernels are ours, each batch is a step, and the rule can be recorded."""
-        if isinstance(self.work.rule, Surgery):
-            return TaskByTask(self.work, self.data)
-        if self.recipe.training.cache_rows:
-            return InChunks(self.work, self.data, self.recipe.training.cache_rows)
-        fused = isinstance(self.model.runner, FusedRunner)
-        simple = self.recipe.training.accumulate == 1 and self.work.rule is add_gradients
-        return (Recorded if fused and simple else OneByOne)(self.work, self.data)
+        self.feeder.clear()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -335,106 +323,6 @@ class Trainer:
             with torch.no_grad():
                 for name, value in kept.items():
                     parameters[name].copy_(value)
-
-
-class OneByOne:
-    """Batches made and run when their turn comes."""
-
-    def __init__(self, work: TrainStep, data: Mapping[str, Inputs]) -> None:
-        self.work, self.data = work, data
-
-    def batches(self, steps: Iterable[Step]) -> Iterator[Batch]:
-        return (collate(step, self.data) for step in steps)
-
-    def run(self, batch: Batch, *, update: bool) -> None:
-        self.work.gradient(ready(batch, self.work.model.encoder))
-        if update:
-            self.work.update()
-
-    def clear(self) -> None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Apart:
-    """A step as one batch for each of its tasks."""
-
-    batches: tuple[Batch, ...]
-
-    @property
-    def rows(self) -> int:
-        return sum(batch.rows for batch in self.batches)
-
-
-class TaskByTask:
-    """A step's tasks one after the other, for rules that look at each task's gradient by itself."""
-
-    def __init__(self, work: TrainStep, data: Mapping[str, Inputs]) -> None:
-        self.work, self.data = work, data
-
-    def batches(self, steps: Iterable[Step]) -> Iterator[Apart]:
-        return (Apart(tuple(collate((part,), self.data) for part in step)) for step in steps)
-
-    def run(self, batch: Apart, *, update: bool) -> None:
-        self.work.gradient_apart(batch.batches)
-        if update:
-            self.work.update()
-
-    def clear(self) -> None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Chunked:
-    """A step whose large contrastive batches are in chunks."""
-
-    whole: Batch | None
-    """What is run as it is."""
-    chunks: tuple[tuple[Batch, ...], ...]
-
-    @property
-    def rows(self) -> int:
-        return sum(batch.rows for batch in chain([self.whole] if self.whole else [], *self.chunks))
-
-
-class InChunks:
-    """Contrastive batches of more than so many rows in chunks of those: `grad_cache.py`. Everything else at once."""
-
-    def __init__(self, work: TrainStep, data: Mapping[str, Inputs], rows: int) -> None:
-        self.work, self.data, self.rows = work, data, rows
-
-    def batches(self, steps: Iterable[Step]) -> Iterator[Chunked]:
-        tasks = {name: inputs.task for name, inputs in self.data.items()}
-        for step in steps:
-            whole, large = split_step(step, tasks, self.rows)
-            chunks = tuple(tuple(collate((part,), self.data) for part in parts) for parts in large)
-            yield Chunked(collate(whole, self.data) if whole else None, chunks)
-
-    def run(self, batch: Chunked, *, update: bool) -> None:
-        tasks = len(batch.whole.parts if batch.whole else ()) + len(batch.chunks)
-        if batch.whole:
-            self.work.gradient(ready(batch.whole, self.work.model.encoder), tasks)
-        for chunks in batch.chunks:
-            self.work.gradient_cached(chunks, tasks)
-        if update:
-            self.work.update()
-
-    def clear(self) -> None: ...
-
-
-class Recorded:
-    """Batches made ahead on another thread, and run as CUDA graphs."""
-
-    def __init__(self, work: TrainStep, data: Mapping[str, Inputs]) -> None:
-        self.work, self.data, self.graphs = work, data, Graphs(work)
-        self.staging = Staging(work.model.encoder.config, len(work.optimizer.param_groups))
-
-    def batches(self, steps: Iterable[Step]) -> Iterator[Staged]:
-        return ahead(steps, lambda step: self.staging.stage(collate(step, self.data)), SLOTS - 3)
-
-    def run(self, batch: Staged, *, update: bool) -> None:  # noqa: ARG002 - graphs are for one batch an update
-        self.graphs.run(batch, [group["lr"] for group in self.work.optimizer.param_groups])
-
-    def clear(self) -> None:
-        self.graphs.clear()
 
 
 def rate_factor(config: OptimizerConfig, progress: float) -> float:
