@@ -116,8 +116,8 @@ def test_kernels_and_graphs_are_for_whoever_can_use_them(make: Make, tiny_encode
     assert isinstance(plain.feeder, OneByOne)
     adding = make(training={"accumulate": 2})
     assert isinstance(adding.model.runner, FusedRunner)
-    assert isinstance(adding.runner, OneByOne)
-    assert isinstance(make(rule=lambda losses: add_gradients(losses)).runner, OneByOne)
+    assert isinstance(adding.feeder, OneByOne)
+    assert isinstance(make(rule=lambda losses: add_gradients(losses)).feeder, OneByOne)
     assert isinstance(make(encoder=tiny_encoder).model.runner, PlainRunner), "heads of 8"
 
 
