@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,12 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from minbert.delivery import batching, edge
 from minbert.delivery.edge import JsonLines, is_known, read_keys
+from minbert.delivery.importance import word_effects
 from minbert.delivery.predictor import Predictor
 from minbert.delivery.questions import Question, Reply, answer
-from minbert.delivery.server import Limits, app_of_environment, create_app
+from minbert.delivery.search import SearchIndex, SentenceEncoder
+from minbert.delivery.server import ServeSettings, app_of_environment, create_app
+from minbert.delivery.service import Limits
 from minbert.errors import MinbertError
 from minbert.model.saved import save_model
 from tests.models import PAIRS, TEXTS, THREE, make
@@ -152,6 +156,145 @@ def test_many_clients_each_get_their_own_answers(predictor: Predictor) -> None:
     assert sum(sizes._counts) < 150, "requests were batched"
 
 
+# --- which words mattered, the index, the card ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("second", "tasks"), [(None, ["sst"]), (PAIRS[2], ["quora", "sts"])])
+def test_word_importance_is_that_of_the_predictor(
+    client: TestClient, predictor: Predictor, second: str | None, tasks: list[str]
+) -> None:
+    found = client.post("/v1/importance", json={"text": TEXTS[2], "second": second}).json()
+    expected = word_effects(predictor, TEXTS[2], second)
+    assert list(found["tasks"]) == list(expected) == tasks
+    for name, one in expected.items():
+        got = found["tasks"][name]
+        assert (got["answer"], got["skipped"]) == (one.answer, 0)
+        assert got["value"] == pytest.approx(one.value, abs=1e-5)
+        assert [word["text"] for word in got["words"]] == [word.text for word in one.words]
+        np.testing.assert_allclose(
+            [word["effect"] for word in got["words"]], [word.effect for word in one.words], atol=1e-4
+        )
+        for word in got["words"]:
+            text = second if word["side"] else TEXTS[2]
+            assert text is not None
+            assert text[word["start"] : word["end"]] == word["text"]
+
+
+def test_importance_for_a_class_that_was_not_answered(client: TestClient, predictor: Predictor) -> None:
+    body = {"text": "a nice bonus", "label": "negative"}
+    found = client.post("/v1/importance", json=body).json()["tasks"]["sst"]
+    assert found["answer"] == "negative"
+    assert found["value"] == pytest.approx(predictor.predict(["a nice bonus"])["sst"][0]["probabilities"]["negative"])
+    wrong = error_of(client.post("/v1/importance", json=body | {"label": "nice"}), 422)
+    assert 'no class "nice"' in wrong["message"]
+    assert (
+        "reads pairs" in error_of(client.post("/v1/importance", json={"text": "a", "tasks": ["sts"]}), 422)["message"]
+    )
+
+
+def test_importance_keeps_to_the_limits(predictor: Predictor) -> None:
+    with TestClient(create_app(predictor, limits=Limits(texts=4))) as client:
+        found = client.post("/v1/importance", json={"text": "the sun came out just now"}).json()
+        assert found["encodings"] == 4
+        assert [len(found["tasks"]["sst"]["words"]), found["tasks"]["sst"]["skipped"]] == [3, 3]
+
+
+def test_importance_of_a_long_text_leaves_room_for_others(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variants come in parts, and a question that came later is answered before the last of them."""
+    app = create_app(predictor, limits=Limits(budget=256))
+    text, sizes, order = " ".join(f"nice{number}" for number in range(40)), [], []
+
+    def note(predictor: Predictor, questions: Sequence[Question]) -> list[Reply]:
+        sizes.append(max(len(question.texts) for question in questions))
+        order.extend("other" if question.texts == ("bonus",) else "part" for question in questions)
+        return answer(predictor, questions)
+
+    monkeypatch.setattr(batching, "answer", note)
+
+    async def ask() -> tuple[httpx.Response, httpx.Response]:
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as clients,
+        ):
+            long = asyncio.create_task(clients.post("/v1/importance", json={"text": text}))
+            while not order:
+                await asyncio.sleep(0.001)
+            return await clients.post("/v1/predict", json={"texts": ["bonus"]}), await long
+
+    other, long = asyncio.run(ask())
+    assert (other.status_code, long.status_code) == (200, 200)
+    assert long.json()["encodings"] == 41
+    assert sum(sizes) >= 41
+    assert max(sizes) <= 2, "a part is a quarter of the budget: two texts of some 30 tokens"
+    assert order.index("other") < len(order) - 3
+    expected = word_effects(predictor, text)["sst"]
+    got = [word["effect"] for word in long.json()["tasks"]["sst"]["words"]]
+    np.testing.assert_allclose(got, [word.effect for word in expected.words], atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def index(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> SearchIndex:
+    return SearchIndex.build(tmp_path_factory.mktemp("index") / "index", PAIRS, SentenceEncoder.load(folder))
+
+
+def test_search_finds_what_the_index_finds(predictor: Predictor, index: SearchIndex) -> None:
+    with TestClient(create_app(predictor, index=index)) as client:
+        found = client.post("/v1/search", json={"texts": TEXTS[:2], "count": 3}).json()
+        expected = index.query(TEXTS[:2], 3)
+        assert [[(one["row"], one["text"]) for one in row] for row in found["matches"]] == [
+            [(one.row, one.text) for one in row] for row in expected
+        ]
+        scores = [one["score"] for row in found["matches"] for one in row]
+        np.testing.assert_allclose(scores, [one.score for row in expected for one in row], atol=1e-5)
+        assert found["encodings"] == 2
+        assert client.get("/v1/model").json()["index"] == {"sentences": 5, "kind": "exact"}
+        assert "count" in error_of(client.post("/v1/search", json={"texts": ["a"], "count": 0}), 422)["message"]
+
+
+def test_without_an_index_there_is_nothing_to_search(client: TestClient) -> None:
+    found = error_of(client.post("/v1/search", json={"texts": ["a"]}), 404)
+    assert (found["type"], "--index" in found["message"]) == ("not_found", True)
+
+
+def test_the_card_says_what_the_page_adapts_to(client: TestClient, predictor: Predictor) -> None:
+    found = client.get("/v1/model").json()
+    tasks = {task["name"]: task for task in found["tasks"]}
+    assert {name: task["reads"] for name, task in tasks.items()} == {"sst": "text", "quora": "pair", "sts": "pair"}
+    assert tasks["sst"]["classes"] == list(predictor.tasks["sst"].classes)
+    assert (tasks["sts"]["classes"], tasks["sts"]["low"], tasks["sts"]["high"]) == ([], 0.0, 5.0)
+    assert (found["name"], found["max_tokens"], found["embeddings"], found["index"]) == ("tiny", 64, True, None)
+    assert found["allowed"] == {"texts": 256, "body_bytes": 1 << 20, "words": 64}
+    assert found["scores"] == []
+    assert [row["task"] for row in found["data"]] == ["sst", "quora", "sts"]
+    assert any("64 tokens" in line for line in found["limits"])
+
+
+def test_the_cards_scores_are_the_folders(predictor: Predictor) -> None:
+    dev = {"rows": 12, "metric": "accuracy", "metrics": {"accuracy": {"value": 0.5, "low": 0.25, "high": None}}}
+    scored = Predictor(predictor.model, predictor.tokenizer, replace(predictor.manifest, scores={"dev": {"sst": dev}}))
+    with TestClient(create_app(scored)) as client:
+        assert client.get("/v1/model").json()["scores"] == [
+            {"task": "sst", "metric": "accuracy", "value": 0.5, "low": 0.25, "high": None, "rows": 12}
+        ]
+
+
+def test_the_page_may_load_nothing_from_elsewhere(client: TestClient) -> None:
+    for path in ("/", "/docs"):
+        response = client.get(path)
+        assert response.headers["content-type"] == "text/html; charset=utf-8"
+        policy = dict(part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";"))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        names = re.findall(r'(?:src|href)="([^"#]+)"', response.text)
+        assert any(name.endswith(".js") for name in names)
+        for name in names:
+            assert client.get(name).status_code == 200, name
+        again = client.get(path, headers={"if-none-match": response.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+
+
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
@@ -180,7 +323,8 @@ def test_no_json_no_such_path_no_such_method(client: TestClient) -> None:
     assert error_of(client.post("/v2/predict", json={}), 404)["type"] == "not_found"
     assert client.get("/v1/predict").headers["allow"] == "POST"
     error_of(client.get("/v1/predict"), 405)
-    assert "/docs" in error_of(client.get("/"), 404)["message"]
+    error_of(client.get("/page/%2e%2e%2fserver.py"), 404)
+    error_of(client.get("/page/none.js"), 404)
 
 
 def test_limits_of_bodies_and_texts(predictor: Predictor) -> None:
@@ -256,8 +400,12 @@ def test_keys_open_everything_but_the_state(predictor: Predictor) -> None:
             assert response.headers["www-authenticate"] == "Bearer"
         for headers in ({"authorization": "Bearer two"}, {"x-api-key": "one"}):
             assert client.post("/v1/predict", json=body, headers=headers).status_code == 200
-        assert [client.get(path).status_code for path in ("/healthz", "/readyz", "/docs", "/openapi.json")] == [200] * 4
-        assert client.get("/metrics").status_code == 401
+        for path in ("/", "/page/page.css", "/healthz", "/readyz", "/docs", "/openapi.json"):
+            assert client.get(path).status_code == 200, path
+        closed = [client.get("/metrics"), client.get("/v1/model"), client.get("/page")]
+        closed += [client.post(f"/v1/{name}", json={"text": "a", "texts": ["a"]}) for name in ("importance", "search")]
+        assert [response.status_code for response in closed] == [401] * 5
+        assert client.get("/page/%2e%2e/v1/model").status_code == 404, "no way around through the open files"
 
 
 def test_keys_of_the_environment_and_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,6 +431,13 @@ def test_every_key_is_compared_whatever_was_found(monkeypatch: pytest.MonkeyPatc
     assert seen == [b"one", b"two"] * 2
 
 
+def test_the_servers_own_time_is_told(client: TestClient) -> None:
+    found = client.post("/v1/predict", json={"texts": ["nice"]})
+    took = re.fullmatch(r"total;dur=([0-9.]+)", found.headers["server-timing"])
+    assert took is not None
+    assert 0 < float(took[1]) <= found.elapsed.total_seconds() * 1000
+
+
 def test_request_ids(client: TestClient) -> None:
     assert client.get("/healthz", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     made = client.get("/healthz", headers={"x-request-id": "a b\x7f"}).headers["x-request-id"]
@@ -294,13 +449,18 @@ def test_the_log_is_json_without_texts(client: TestClient, caplog: pytest.LogCap
     client.post("/v1/predict", json={"texts": ["a secret", "nice"]}, headers={"x-request-id": "r1"})
     client.post("/v1/predict?texts=secret", json={"texts": ["secret"], "tasks": ["secret"]})
     client.post("/secret", json={})
+    client.post("/v1/importance", json={"text": "a secret word"})
+    client.post("/v1/importance", json={"text": "a", "label": "secret"})
     lines = [json.loads(JsonLines().format(record)) for record in caplog.records if record.name == edge.log.name]
     assert "secret" not in json.dumps(lines)
     assert [(line["path"], line["status"]) for line in lines] == [
         ("/v1/predict", 200),
         ("/v1/predict", 422),
         ("other", 404),
+        ("/v1/importance", 200),
+        ("/v1/importance", 422),
     ]
+    assert (lines[3]["texts"], lines[3]["encodings"]) == (4, 4)
     first = lines[0]
     assert (first["request_id"], first["texts"], first["encodings"], first["level"]) == ("r1", 2, 2, "info")
 
@@ -333,8 +493,8 @@ def test_state(client: TestClient) -> None:
 
 
 def test_in_int8_an_answer_does_not_depend_on_its_company(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"model": str(folder), "api_keys": None, "limits": {}, "workers": 1, "device": "cpu", "drain": None}
-    monkeypatch.setenv("MINBERT_SERVE", json.dumps(settings | {"precision": "int8"}))
+    settings = ServeSettings(folder, precision="int8", drain=None)  # type: ignore[arg-type]
+    monkeypatch.setenv("MINBERT_SERVE", json.dumps(asdict(settings), default=str))
     texts = [*TEXTS, *PAIRS]
     with TestClient(app_of_environment()) as client:
         together = client.post("/v1/embed", json={"texts": texts}).json()["embeddings"]
@@ -416,8 +576,8 @@ def test_several_processes_behind_one_port(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_everything_that_the_openapi_document_allows(predictor: Predictor) -> None:
-    app = create_app(predictor)
+def test_everything_that_the_openapi_document_allows(predictor: Predictor, index: SearchIndex) -> None:
+    app = create_app(predictor, index=index)
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     few = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     paths = set()
@@ -434,4 +594,5 @@ def test_everything_that_the_openapi_document_allows(predictor: Predictor) -> No
                 case.call_and_validate(excluded_checks=[positive_data_acceptance])  # which task reads what is no schema
 
             ask()
-    assert paths >= {"/v1/predict", "/v1/embed", "/v1/similarity", "/v1/embeddings", "/healthz", "/readyz", "/metrics"}
+    names = ("predict", "importance", "embed", "similarity", "embeddings", "search", "model")
+    assert paths == {"/healthz", "/readyz", "/metrics", *(f"/v1/{name}" for name in names)}
