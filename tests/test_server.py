@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from minbert.delivery import batching, edge
 from minbert.delivery.edge import JsonLines, is_known, read_keys
-from minbert.delivery.importance import word_effects
 from minbert.delivery.predictor import Predictor
 from minbert.delivery.questions import Question, Reply, answer
 from minbert.delivery.search import SearchIndex, SentenceEncoder
@@ -154,145 +153,6 @@ def test_many_clients_each_get_their_own_answers(predictor: Predictor) -> None:
     sizes = app.state.service.batches
     assert sizes._sum == 300
     assert sum(sizes._counts) < 150, "requests were batched"
-
-
-# --- which words mattered, the index, the card ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("second", "tasks"), [(None, ["sst"]), (PAIRS[2], ["quora", "sts"])])
-def test_word_importance_is_that_of_the_predictor(
-    client: TestClient, predictor: Predictor, second: str | None, tasks: list[str]
-) -> None:
-    found = client.post("/v1/importance", json={"text": TEXTS[2], "second": second}).json()
-    expected = word_effects(predictor, TEXTS[2], second)
-    assert list(found["tasks"]) == list(expected) == tasks
-    for name, one in expected.items():
-        got = found["tasks"][name]
-        assert (got["answer"], got["skipped"]) == (one.answer, 0)
-        assert got["value"] == pytest.approx(one.value, abs=1e-5)
-        assert [word["text"] for word in got["words"]] == [word.text for word in one.words]
-        np.testing.assert_allclose(
-            [word["effect"] for word in got["words"]], [word.effect for word in one.words], atol=1e-4
-        )
-        for word in got["words"]:
-            text = second if word["side"] else TEXTS[2]
-            assert text is not None
-            assert text[word["start"] : word["end"]] == word["text"]
-
-
-def test_importance_for_a_class_that_was_not_answered(client: TestClient, predictor: Predictor) -> None:
-    body = {"text": "a nice bonus", "label": "negative"}
-    found = client.post("/v1/importance", json=body).json()["tasks"]["sst"]
-    assert found["answer"] == "negative"
-    assert found["value"] == pytest.approx(predictor.predict(["a nice bonus"])["sst"][0]["probabilities"]["negative"])
-    wrong = error_of(client.post("/v1/importance", json=body | {"label": "nice"}), 422)
-    assert 'no class "nice"' in wrong["message"]
-    assert (
-        "reads pairs" in error_of(client.post("/v1/importance", json={"text": "a", "tasks": ["sts"]}), 422)["message"]
-    )
-
-
-def test_importance_keeps_to_the_limits(predictor: Predictor) -> None:
-    with TestClient(create_app(predictor, limits=Limits(texts=4))) as client:
-        found = client.post("/v1/importance", json={"text": "the sun came out just now"}).json()
-        assert found["encodings"] == 4
-        assert [len(found["tasks"]["sst"]["words"]), found["tasks"]["sst"]["skipped"]] == [3, 3]
-
-
-def test_importance_of_a_long_text_leaves_room_for_others(
-    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The variants come in parts, and a question that came later is answered before the last of them."""
-    app = create_app(predictor, limits=Limits(budget=256))
-    text, sizes, order = " ".join(f"nice{number}" for number in range(40)), [], []
-
-    def note(predictor: Predictor, questions: Sequence[Question]) -> list[Reply]:
-        sizes.append(max(len(question.texts) for question in questions))
-        order.extend("other" if question.texts == ("bonus",) else "part" for question in questions)
-        return answer(predictor, questions)
-
-    monkeypatch.setattr(batching, "answer", note)
-
-    async def ask() -> tuple[httpx.Response, httpx.Response]:
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as clients,
-        ):
-            long = asyncio.create_task(clients.post("/v1/importance", json={"text": text}))
-            while not order:
-                await asyncio.sleep(0.001)
-            return await clients.post("/v1/predict", json={"texts": ["bonus"]}), await long
-
-    other, long = asyncio.run(ask())
-    assert (other.status_code, long.status_code) == (200, 200)
-    assert long.json()["encodings"] == 41
-    assert sum(sizes) >= 41
-    assert max(sizes) <= 2, "a part is a quarter of the budget: two texts of some 30 tokens"
-    assert order.index("other") < len(order) - 3
-    expected = word_effects(predictor, text)["sst"]
-    got = [word["effect"] for word in long.json()["tasks"]["sst"]["words"]]
-    np.testing.assert_allclose(got, [word.effect for word in expected.words], atol=1e-4)
-
-
-@pytest.fixture(scope="module")
-def index(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> SearchIndex:
-    return SearchIndex.build(tmp_path_factory.mktemp("index") / "index", PAIRS, SentenceEncoder.load(folder))
-
-
-def test_search_finds_what_the_index_finds(predictor: Predictor, index: SearchIndex) -> None:
-    with TestClient(create_app(predictor, index=index)) as client:
-        found = client.post("/v1/search", json={"texts": TEXTS[:2], "count": 3}).json()
-        expected = index.query(TEXTS[:2], 3)
-        assert [[(one["row"], one["text"]) for one in row] for row in found["matches"]] == [
-            [(one.row, one.text) for one in row] for row in expected
-        ]
-        scores = [one["score"] for row in found["matches"] for one in row]
-        np.testing.assert_allclose(scores, [one.score for row in expected for one in row], atol=1e-5)
-        assert found["encodings"] == 2
-        assert client.get("/v1/model").json()["index"] == {"sentences": 5, "kind": "exact"}
-        assert "count" in error_of(client.post("/v1/search", json={"texts": ["a"], "count": 0}), 422)["message"]
-
-
-def test_without_an_index_there_is_nothing_to_search(client: TestClient) -> None:
-    found = error_of(client.post("/v1/search", json={"texts": ["a"]}), 404)
-    assert (found["type"], "--index" in found["message"]) == ("not_found", True)
-
-
-def test_the_card_says_what_the_page_adapts_to(client: TestClient, predictor: Predictor) -> None:
-    found = client.get("/v1/model").json()
-    tasks = {task["name"]: task for task in found["tasks"]}
-    assert {name: task["reads"] for name, task in tasks.items()} == {"sst": "text", "quora": "pair", "sts": "pair"}
-    assert tasks["sst"]["classes"] == list(predictor.tasks["sst"].classes)
-    assert (tasks["sts"]["classes"], tasks["sts"]["low"], tasks["sts"]["high"]) == ([], 0.0, 5.0)
-    assert (found["name"], found["max_tokens"], found["embeddings"], found["index"]) == ("tiny", 64, True, None)
-    assert found["allowed"] == {"texts": 256, "body_bytes": 1 << 20, "words": 64}
-    assert found["scores"] == []
-    assert [row["task"] for row in found["data"]] == ["sst", "quora", "sts"]
-    assert any("64 tokens" in line for line in found["limits"])
-
-
-def test_the_cards_scores_are_the_folders(predictor: Predictor) -> None:
-    dev = {"rows": 12, "metric": "accuracy", "metrics": {"accuracy": {"value": 0.5, "low": 0.25, "high": None}}}
-    scored = Predictor(predictor.model, predictor.tokenizer, replace(predictor.manifest, scores={"dev": {"sst": dev}}))
-    with TestClient(create_app(scored)) as client:
-        assert client.get("/v1/model").json()["scores"] == [
-            {"task": "sst", "metric": "accuracy", "value": 0.5, "low": 0.25, "high": None, "rows": 12}
-        ]
-
-
-def test_the_page_may_load_nothing_from_elsewhere(client: TestClient) -> None:
-    for path in ("/", "/docs"):
-        response = client.get(path)
-        assert response.headers["content-type"] == "text/html; charset=utf-8"
-        policy = dict(part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";"))
-        assert policy["default-src"] == "'none'"
-        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
-        names = re.findall(r'(?:src|href)="([^"#]+)"', response.text)
-        assert any(name.endswith(".js") for name in names)
-        for name in names:
-            assert client.get(name).status_code == 200, name
-        again = client.get(path, headers={"if-none-match": response.headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------
@@ -576,7 +436,8 @@ def test_several_processes_behind_one_port(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_everything_that_the_openapi_document_allows(predictor: Predictor, index: SearchIndex) -> None:
+def test_everything_that_the_openapi_document_allows(predictor: Predictor, folder: Path, tmp_path: Path) -> None:
+    index = SearchIndex.build(tmp_path / "index", PAIRS, SentenceEncoder.load(folder))
     app = create_app(predictor, index=index)
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     few = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

@@ -20,7 +20,7 @@ from minbert.delivery.predictor import Predictor
 from minbert.delivery.questions import Question, Reply
 from minbert.errors import MinbertError
 
-SHARES = 4
+SHARES = 16
 """A question of many variants goes into the queue in parts of this share of a batch, one after the other: whoever asks
 meanwhile waits for one part, not for all."""
 

@@ -10,11 +10,24 @@ export class Refusal extends Error {
   }
 }
 
-/** The API key, kept for this tab and no longer. */
+/** The API key, kept for this tab and no longer; where a browser keeps nothing, until the page is left. */
+let held = "";
 export const key = {
-  get: () => sessionStorage.getItem(KEY) ?? "",
-  set: (value) => sessionStorage.setItem(KEY, value),
+  get: () => held,
+  set: (value) => {
+    held = value;
+    try {
+      sessionStorage.setItem(KEY, value);
+    } catch {
+      // It is held, and that is enough for now.
+    }
+  },
 };
+try {
+  held = sessionStorage.getItem(KEY) ?? "";
+} catch {
+  // Nothing was kept.
+}
 
 /** The answer's data, with the milliseconds on the server and there and back. */
 export async function ask(path, body, signal) {
