@@ -55,7 +55,9 @@ class Picture:
 
 
 PICTURES = (
-    Picture("light", {"tab": "text", "text": "What a delightful evening, I loved every minute of it."}, ".shaded"),
+    Picture(
+        "light", {"tab": "text", "text": "A charming little film, slow at times but full of warmth."}, ".shaded"
+    ),
     Picture(
         "dark",
         {"tab": "pair", "a": "How do I get ink out of a shirt?", "b": "What removes pen stains from cotton?"},
@@ -84,7 +86,7 @@ def main() -> None:
         SearchIndex.build(Path(place) / "index", SENTENCES, SentenceEncoder.load(given.model))
         index = str(Path(place) / "index")
         with serving(given.model, "fp32", "--index", index) as (port, *_), browser() as driver:
-            for picture in PICTURES:
+            for picture in (PICTURES[0], *PICTURES):  # twice: a server's first answer takes longest
                 screen(driver, picture.width, picture.height or 900, phone=picture.phone)
                 prefer(driver, prefers_color_scheme="dark" if picture.dark else "light")
                 driver.get("about:blank")
@@ -92,7 +94,9 @@ def main() -> None:
                 wanted = picture.ready
                 WebDriverWait(driver, 20).until(lambda page, wanted=wanted: page.find_elements(By.CSS_SELECTOR, wanted))
                 time.sleep(0.8)  # until nothing moves any more
-                height = driver.execute_script("return document.documentElement.scrollHeight")
+                height = driver.execute_script(
+                    "return Math.ceil(document.body.getBoundingClientRect().bottom + scrollY)"
+                )
                 screen(driver, picture.width, picture.height or height, phone=picture.phone)
                 time.sleep(0.3)
                 path = given.out / f"page-{picture.name}.png"

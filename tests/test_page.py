@@ -145,7 +145,12 @@ class Page:
         return self.driver.switch_to.active_element
 
     def bars(self) -> dict[str, str]:
-        return dict(zip(self.texts("#panel-text .row .name"), self.texts("#panel-text .row .value"), strict=True))
+        """Each class with its percentage."""
+        return dict(
+            self.run(
+                "return [...document.querySelectorAll('#panel-text .row')].map((r) => [r.children[0].textContent, r.children[2].textContent])"
+            )
+        )
 
     @property
     def state(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ import { drawWords } from "./words.js";
 const EXAMPLES = [
   ["A good evening", "What a delightful evening, I loved every minute of it."],
   ["A long wait", "We waited an hour for cold soup, and nobody said sorry."],
-  ["Mixed feelings", "The ending is clumsy, but the music alone is worth the ticket."],
+  ["Mixed feelings", "A charming little film, slow at times but full of warmth."],
   ["Just a fact", "The train leaves at nine from platform four."],
   ["Not so bad", "It was not bad at all, although I had expected worse."],
 ];
