@@ -55,9 +55,7 @@ class Picture:
 
 
 PICTURES = (
-    Picture(
-        "light", {"tab": "text", "text": "A charming little film, slow at times but full of warmth."}, ".shaded"
-    ),
+    Picture("light", {"tab": "text", "text": "A charming little film, slow at times but full of warmth."}, ".shaded"),
     Picture(
         "dark",
         {"tab": "pair", "a": "How do I get ink out of a shirt?", "b": "What removes pen stains from cotton?"},
