@@ -1,5 +1,6 @@
 // Of every visible text its contrast with what lies behind it: [ratio, needed, text], the poorest first.
-const pen = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
+const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
+const pen = canvas.getContext("2d", { willReadFrequently: true });
 
 const painted = (colours) => {
   pen.clearRect(0, 0, 1, 1);
@@ -10,7 +11,8 @@ const painted = (colours) => {
   return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
 };
 const luminance = (colour) => {
-  const [red, green, blue] = colour.map((value) => (value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4));
+  const linear = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+  const [red, green, blue] = colour.map((value) => linear(value / 255));
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 };
 const behind = (element) => {
@@ -28,7 +30,8 @@ const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walker.nextNode()) {
   const element = walker.currentNode.parentElement;
   const text = walker.currentNode.textContent.trim();
-  if (!text || !element.checkVisibility({ visibilityProperty: true }) || element.closest(".unseen, .skip, noscript, option")) continue;
+  if (!text || !element.checkVisibility({ visibilityProperty: true })) continue;
+  if (element.closest(".unseen, .skip, noscript")) continue;
   const style = getComputedStyle(element);
   const size = parseFloat(style.fontSize);
   const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
@@ -36,5 +39,6 @@ while (walker.nextNode()) {
   found.push([ratio(element, colour), large ? 3 : 4.5, text.slice(0, 40)]);
 }
 for (const field of document.querySelectorAll("input[placeholder], textarea[placeholder]"))
-  if (field.checkVisibility()) found.push([ratio(field, getComputedStyle(field, "::placeholder").color), 4.5, field.placeholder]);
+  if (field.checkVisibility())
+    found.push([ratio(field, getComputedStyle(field, "::placeholder").color), 4.5, field.placeholder]);
 return found.sort((a, b) => a[0] - b[0]);

@@ -1,6 +1,6 @@
 // The model's card: what it is, how good it was on dev, what it was made of, and what not to trust it with.
 
-import { byId, el, fixed, plural } from "./dom.js";
+import { byId, card, el, fixed, plural, scrolling } from "./dom.js";
 
 export function drawCard(model) {
   const facts = [
@@ -12,30 +12,53 @@ export function drawCard(model) {
     ...(model.index ? [["Index", plural(model.index.sentences, "sentence")]] : []),
     ["minbert", model.version],
   ];
+  const shown = facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
   byId("panel-model").replaceChildren(
-    el("article", { class: "card" }, el("h2", {}, model.name), el("dl", { class: "facts" }, ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))))),
-    el("article", { class: "card" }, el("h2", {}, "What it answers"), table("Tasks", ["task", "reads", "answers"], model.tasks.map((task) => [task.name, task.reads === "pair" ? "two texts" : "one text", task.classes.length ? task.classes.join(", ") : `a score from ${task.low} to ${task.high}`]))),
-    el("article", { class: "card" }, el("h2", {}, "How good it was on dev"), ...scores(model.scores)),
-    el("article", { class: "card" }, el("h2", {}, "What it was trained on"), table("Data", ["task", "data", "terms"], model.data.map((one) => [one.task, one.data, one.terms]))),
-    el("article", { class: "card" }, el("h2", {}, "Its limits"), el("ul", {}, ...model.limits.map((line) => el("li", {}, line)))),
+    card(model.name, el("dl", { class: "facts" }, ...shown)),
+    card("What it answers", table("Tasks", ["task", "reads", "answers"], model.tasks.map(answers))),
+    card("How good it was on dev", ...scores(model.scores)),
+    card("What it was trained on", table("Data", ["task", "data", "terms"], model.data.map(Object.values))),
+    card("Its limits", el("ul", {}, ...model.limits.map((line) => el("li", {}, line)))),
   );
 }
+
+const answers = (task) => [
+  task.name,
+  task.reads === "pair" ? "two texts" : "one text",
+  task.classes.length ? task.classes.join(", ") : `a score from ${task.low} to ${task.high}`,
+];
 
 function scores(found) {
   if (!found.length) return [el("p", { class: "muted" }, "None are recorded in this model's folder.")];
   const rows = found.map((one) => {
     const known = one.value !== null;
-    const [low, high] = [one.low ?? one.value ?? 0, one.high ?? one.value ?? 0].map((value) => Math.max(0, Math.min(1, value)));
-    const picture = el("span", { class: "interval", "aria-hidden": "true", css: { "--low": low, "--high": high, "--at": Math.max(0, Math.min(1, one.value ?? 0)) } });
-    const interval = one.low === null || one.high === null ? "none" : `${fixed(one.low, 3)} to ${fixed(one.high, 3)}`;
-    return [one.task, one.metric, known ? fixed(one.value, 3) : "undefined", interval, known ? picture : "", one.rows.toLocaleString("en")];
+    const bounded = one.low !== null && one.high !== null;
+    return [
+      one.task,
+      one.metric,
+      known ? fixed(one.value, 3) : "undefined",
+      bounded ? `${fixed(one.low, 3)} to ${fixed(one.high, 3)}` : "none",
+      known ? interval(one.value, one.low ?? one.value, one.high ?? one.value) : "",
+      one.rows.toLocaleString("en"),
+    ];
   });
-  const note = "The bar is the 95% interval on a scale from 0 to 1. The model, its temperatures and its thresholds were chosen on dev, so these figures flatter a little.";
-  return [table("Scores on dev", ["task", "metric", "dev", "95% interval", "", "rows"], rows), el("p", { class: "muted" }, note)];
+  const note =
+    "The bar is the 95% interval on a scale from 0 to 1. The model, its temperatures and its thresholds were chosen " +
+    "on dev, so these figures flatter a little.";
+  const heads = ["task", "metric", "dev", "95% interval", "", "rows"];
+  return [table("Scores on dev", heads, rows), el("p", { class: "muted" }, note)];
+}
+
+function interval(value, ...ends) {
+  const [at, low, high] = [value, ...ends].map((one) => Math.max(0, Math.min(1, one)));
+  return el("span", { class: "interval", "aria-hidden": "true", css: { "--at": at, "--low": low, "--high": high } });
 }
 
 function table(caption, heads, rows) {
   const head = el("tr", {}, ...heads.map((name) => (name ? el("th", { scope: "col" }, name) : el("td"))));
-  const body = rows.map(([first, ...rest]) => el("tr", {}, el("th", { scope: "row" }, first), ...rest.map((value) => el("td", {}, value))));
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, el("table", {}, el("caption", { class: "unseen" }, caption), el("thead", {}, head), el("tbody", {}, ...body)));
+  const body = rows.map(([first, ...rest]) =>
+    el("tr", {}, el("th", { scope: "row" }, first), ...rest.map((value) => el("td", {}, value))),
+  );
+  const title = el("caption", { class: "unseen" }, caption);
+  return scrolling(caption, el("table", {}, title, el("thead", {}, head), el("tbody", {}, ...body)));
 }

@@ -58,7 +58,7 @@ export class Gauge {
     this.arc.style.setProperty("--share", share);
     this.number.textContent = text;
     this.about.textContent = about;
-    this.meter.setAttribute("aria-valuenow", fixed(value, 3));
+    this.meter.setAttribute("aria-valuenow", fixed(Math.max(this.low, Math.min(this.high, value)), 3));
     this.meter.setAttribute("aria-valuetext", `${text}. ${about}`);
   }
 }

@@ -2,10 +2,11 @@
 
 import { ask, key } from "./api.js";
 import { setUpTheme } from "./colours.js";
-import { byId, el, fixed } from "./dom.js";
+import { byId, el, fixed, scrolling } from "./dom.js";
 
 /** The schema that a reference names. */
-const resolve = (api, schema) => (schema?.$ref ? schema.$ref.slice(2).split("/").reduce((at, part) => at[part], api) : schema);
+const resolve = (api, schema) =>
+  schema?.$ref ? schema.$ref.slice(2).split("/").reduce((at, part) => at[part], api) : schema;
 
 /** A schema's type in a few words: "list of pairs of text". */
 function type(api, schema) {
@@ -46,10 +47,11 @@ function fields(api, schema, caption, seen = new Set()) {
       }
     const needed = found.required?.includes(name) ? "needed" : "";
     const about = [needed, field.description, limits(field)].filter(Boolean).join(" · ");
-    return el("tr", {}, el("th", { scope: "row" }, el("code", {}, name)), el("td", {}, type(api, field)), el("td", {}, about));
+    const head = el("th", { scope: "row" }, el("code", {}, name));
+    return el("tr", {}, head, el("td", {}, type(api, field)), el("td", {}, about));
   });
   const table = el("table", {}, el("caption", { class: "unseen" }, caption), el("tbody", {}, ...rows));
-  return [el("h3", {}, caption), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table), ...below];
+  return [el("h3", {}, caption), scrolling(caption, table), ...below];
 }
 
 function operation(api, path, method, about) {
@@ -69,7 +71,8 @@ function operation(api, path, method, about) {
       {},
       el("summary", {}, "What it answers"),
       ...fields(api, answer, "Answers"),
-      ...(refusals.length ? [el("h3", {}, "Or refuses with"), el("ul", {}, ...refusals.map(([code, one]) => el("li", {}, `${code}: ${one.description}`)))] : []),
+      refusals.length > 0 && el("h3", {}, "Or refuses with"),
+      el("ul", {}, ...refusals.map(([code, one]) => el("li", {}, `${code}: ${one.description}`))),
     ),
   );
 }
@@ -105,7 +108,9 @@ function tryOut(api, path, method, body) {
 
 async function start() {
   const { data: api } = await ask("openapi.json");
-  const shown = Object.entries(api.paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, about]) => operation(api, path, method, about)));
+  const shown = Object.entries(api.paths).flatMap(([path, methods]) =>
+    Object.entries(methods).map(([method, about]) => operation(api, path, method, about)),
+  );
   byId("operations").replaceChildren(...shown);
 }
 
@@ -113,4 +118,6 @@ setUpTheme();
 byId("key").value = key.get();
 byId("key").addEventListener("input", () => key.set(byId("key").value.trim()));
 document.querySelector(".keyed").addEventListener("submit", (event) => event.preventDefault());
-start().catch((error) => byId("operations").replaceChildren(el("p", { class: "notice", role: "alert" }, error.message)));
+start().catch((error) => {
+  byId("operations").replaceChildren(el("p", { class: "notice", role: "alert" }, error.message));
+});

@@ -1,4 +1,4 @@
-// Elements, built from data. Texts become text nodes and never markup; styles go through the CSSOM, as the policy wants.
+// Elements, built from data. Texts become text nodes and never markup; styles go through the CSSOM, as the policy says.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -14,7 +14,15 @@ function fill(node, properties, children) {
 }
 
 export const el = (tag, properties = {}, ...children) => fill(document.createElement(tag), properties, children);
-export const svg = (tag, properties = {}, ...children) => fill(document.createElementNS(SVG, tag), properties, children);
+export const svg = (tag, properties = {}, ...children) =>
+  fill(document.createElementNS(SVG, tag), properties, children);
+
+export const card = (title, ...children) => el("article", { class: "card" }, el("h2", {}, title), ...children);
+
+/** Scrolls by itself where it is too large, also by keys. */
+export const scrolling = (label, node, more = "") =>
+  el("div", { class: `scroll ${more}`, tabindex: "0", role: "region", "aria-label": label }, node);
+
 export const byId = (id) => document.getElementById(id);
 
 export const percent = (value, digits = 1) => `${(value * 100).toFixed(digits)}%`;
@@ -66,6 +74,12 @@ export function grow(area, most = 320) {
   return fit;
 }
 
+/** Says what the server left out of a text that is too long. */
+export function tellCut(place, truncated) {
+  place.hidden = !truncated;
+  place.textContent = truncated ? `Only the first ${truncated.max_tokens} tokens were read.` : "";
+}
+
 /** What it cost: for each part its name and the requests that it took, which ran side by side. */
 export function cost(place, ...parts) {
   const shown = parts.map(([name, asked]) => {
@@ -74,7 +88,8 @@ export function cost(place, ...parts) {
     const [server, round] = ["server", "round"].map((key) => Math.max(...all.map((one) => one[key])));
     const encodings = all.reduce((sum, one) => sum + one.encodings, 0);
     const figure = (value) => el("b", {}, `${fixed(value, value < 10 ? 1 : 0)} ms`);
-    return el("span", {}, `${name}: `, figure(server), " on the server, ", figure(round), " there and back, ", el("b", {}, plural(encodings, "encoding")));
+    const times = [figure(server), " on the server, ", figure(round), " there and back, "];
+    return el("span", {}, `${name}: `, ...times, el("b", {}, plural(encodings, "encoding")));
   });
   place.replaceChildren(...shown);
 }

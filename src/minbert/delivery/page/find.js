@@ -13,9 +13,11 @@ export class Finder {
     this.vectors = [];
     this.latest = new Latest(failed);
     const soon = debounce(() => this.update(), 200);
-    this.field = el("input", { type: "search", id: "find", autocomplete: "off", placeholder: "Say it in your own words", oninput: soon });
+    const hint = "Say it in your own words";
+    this.field = el("input", { type: "search", id: "find", autocomplete: "off", placeholder: hint, oninput: soon });
     this.found = el("div", { class: "two wide found" });
-    const where = model.index ? ` Also searches the server's index of ${plural(model.index.sentences, "sentence")}.` : "";
+    const size = model.index && plural(model.index.sentences, "sentence");
+    const where = model.index ? ` Also searches the server's index of ${size}.` : "";
     this.node = el(
       "article",
       { class: "card", id: "finder" },
@@ -47,7 +49,8 @@ export class Finder {
       clear();
       const lists = [];
       if (asked) {
-        const scored = this.lines.map((line, number) => ({ score: cosine(asked.vectors[0], this.vectors[number]), row: number + 1, text: line }));
+        const score = (number) => cosine(asked.vectors[0], this.vectors[number]);
+        const scored = this.lines.map((text, number) => ({ score: score(number), row: number + 1, text }));
         lists.push(list("In your lines", scored.sort((one, other) => other.score - one.score).slice(0, COUNT)));
       }
       if (searched) lists.push(list("In the index", searched.data.matches[0]));
@@ -56,10 +59,9 @@ export class Finder {
   }
 }
 
-const list = (title, matches) =>
-  el(
-    "div",
-    {},
-    el("h3", {}, title),
-    el("ol", { class: "matches" }, ...matches.map((one) => el("li", {}, el("b", {}, fixed(one.score)), el("span", { class: "text" }, `${one.row}. ${one.text}`)))),
+function list(title, matches) {
+  const shown = matches.map((one) =>
+    el("li", {}, el("b", {}, fixed(one.score)), el("span", { class: "text" }, `${one.row}. ${one.text}`)),
   );
+  return el("div", {}, el("h3", {}, title), el("ol", { class: "matches" }, ...shown));
+}

@@ -15,7 +15,8 @@ export class HeatMap {
       "aria-describedby": "heat-said",
     });
     this.said = el("p", { id: "heat-said", class: "readout", "aria-live": "polite" });
-    this.legend = el("p", { class: "scale" }, el("span"), el("span", { class: "ramp", "aria-hidden": "true" }), el("span"));
+    const ramp = el("span", { class: "ramp", "aria-hidden": "true" });
+    this.legend = el("p", { class: "scale" }, el("span"), ramp, el("span"));
     this.node = el("div", { class: "heat" }, this.canvas, this.legend, this.said);
     this.at = null;
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
@@ -60,7 +61,8 @@ export class HeatMap {
 
   point(event) {
     const box = this.canvas.getBoundingClientRect();
-    const [x, y] = [event.clientX - box.left - this.left, event.clientY - box.top - this.head].map((place) => Math.floor(place / this.cell));
+    const x = Math.floor((event.clientX - box.left - this.left) / this.cell);
+    const y = Math.floor((event.clientY - box.top - this.head) / this.cell);
     const inside = x >= 0 && y >= 0 && x < this.lines.length && y < this.lines.length;
     this.move(inside ? [y, x] : null);
   }
@@ -97,7 +99,8 @@ export class HeatMap {
       const [row, column] = this.at;
       pen.strokeStyle = colours.ink;
       pen.lineWidth = 2;
-      pen.strokeRect(this.left + column * this.cell + 1, this.head + row * this.cell + 1, Math.max(2, this.cell - 2), Math.max(2, this.cell - 2));
+      const size = Math.max(2, this.cell - 2);
+      pen.strokeRect(this.left + column * this.cell + 1, this.head + row * this.cell + 1, size, size);
     }
   }
 
@@ -143,7 +146,8 @@ export class HeatMap {
       probe.style.color = `var(${name})`;
       return getComputedStyle(probe).color;
     };
-    const found = { ink: read("--ink"), muted: read("--muted"), steps: STEPS.map((name) => read(name).match(/[\d.]+/g).slice(0, 3).map(Number)) };
+    const numbers = (name) => read(name).match(/[\d.]+/g).slice(0, 3).map(Number);
+    const found = { ink: read("--ink"), muted: read("--muted"), steps: STEPS.map(numbers) };
     probe.remove();
     return found;
   }
@@ -157,7 +161,8 @@ function mix(steps, share) {
 
 /** Relative luminance, by which black or white is chosen for the numbers. */
 function light(colour) {
-  const [red, green, blue] = colour.map((value) => (value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4));
+  const linear = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+  const [red, green, blue] = colour.map((value) => linear(value / 255));
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 }
 

@@ -2,7 +2,7 @@
 
 import { ask, cosine, embed, Latest } from "./api.js";
 import { csv, download } from "./csv.js";
-import { byId, cost, debounce, el, examples, fixed, grow, percent, plural, say } from "./dom.js";
+import { byId, card, cost, debounce, el, examples, fixed, grow, percent, plural, say } from "./dom.js";
 import { Finder } from "./find.js";
 import { HeatMap } from "./heatmap.js";
 import { clear, fail } from "./notice.js";
@@ -39,6 +39,7 @@ export class LinesPanel {
   constructor(model, remember, openPair) {
     this.model = model;
     this.tasks = model.tasks.filter((task) => task.reads === "text");
+    this.names = this.tasks.map((task) => task.name);
     this.field = byId("lines");
     this.fit = grow(this.field, 260);
     this.remember = remember;
@@ -86,7 +87,7 @@ export class LinesPanel {
     }
     this.answers.run(async (signal, current) => {
       const found = await Promise.all([
-        this.tasks.length ? ask("v1/predict", { texts: lines, tasks: this.tasks.map((task) => task.name) }, signal) : null,
+        this.tasks.length ? ask("v1/predict", { texts: lines, tasks: this.names }, signal) : null,
         this.model.embeddings ? embed(lines, signal) : null,
       ]);
       if (!current()) return;
@@ -106,8 +107,8 @@ export class LinesPanel {
     this.rows = rows;
     this.parts ??= this.build();
     this.parts.table.show(rows);
-    this.parts.count.textContent =
-      plural(lines.length, "line") + (given > lines.length ? ` of ${given}; the server takes ${lines.length} at once` : "");
+    const left = given > lines.length ? ` of ${given}; the server takes ${lines.length} at once` : "";
+    this.parts.count.textContent = plural(lines.length, "line") + left;
     this.parts.alike.hidden = !matrix || lines.length < 2;
     if (matrix) {
       this.parts.heat.show(lines, matrix);
@@ -126,12 +127,13 @@ export class LinesPanel {
     const alike = el(
       "div",
       { class: "two wide" },
-      el("article", { class: "card" }, el("h2", {}, "How alike they are"), heat.node),
-      el("article", { class: "card" }, el("h2", {}, "Nearest pairs"), pairs),
+      card("How alike they are", heat.node),
+      card("Nearest pairs", pairs),
     );
     const save = el("button", { type: "button", id: "download", onclick: () => this.save() }, "Download CSV");
+    const head = el("div", { class: "headed" }, el("h2", {}, "Answers"), count, save);
     byId("lines-results").replaceChildren(
-      el("article", { class: "card" }, el("div", { class: "headed" }, el("h2", {}, "Answers"), count, save), table.node),
+      el("article", { class: "card" }, head, table.node),
       alike,
       this.model.embeddings ? this.finder.node : "",
     );
@@ -143,15 +145,12 @@ export class LinesPanel {
       { name: "#", figure: true, value: (row) => row.number, cell: (row) => String(row.number + 1) },
       { name: "text", class: "text", value: (row) => row.text, cell: (row) => row.text },
     ];
-    for (const task of this.tasks) {
-      if (task.classes.length)
-        columns.push({
-          name: task.name,
-          class: "label",
-          value: (row) => task.classes.indexOf(row.answers[task.name].label) + row.answers[task.name].probability / 2,
-          cell: (row) => labelled(row.answers[task.name]),
-        });
-      else columns.push({ name: task.name, figure: true, value: (row) => row.answers[task.name].score, cell: (row) => fixed(row.answers[task.name].score) });
+    for (const { name, classes } of this.tasks) {
+      const score = (row) => row.answers[name].score;
+      const rank = (row) => classes.indexOf(row.answers[name].label) + row.answers[name].probability / 2;
+      const label = (row) => labelled(row.answers[name]);
+      if (classes.length) columns.push({ name, class: "label", value: rank, cell: label });
+      else columns.push({ name, figure: true, value: score, cell: (row) => fixed(score(row)) });
     }
     if (this.model.embeddings)
       columns.push({
@@ -165,7 +164,8 @@ export class LinesPanel {
 
   drawPairs(lines, matrix) {
     const found = [];
-    for (let one = 0; one < lines.length; one++) for (let other = one + 1; other < lines.length; other++) found.push([matrix[one][other], one, other]);
+    for (let one = 0; one < lines.length; one++)
+      for (let other = one + 1; other < lines.length; other++) found.push([matrix[one][other], one, other]);
     found.sort((a, b) => b[0] - a[0]);
     this.parts.pairs.replaceChildren(
       ...found.slice(0, PAIRS).map(([value, one, other]) =>

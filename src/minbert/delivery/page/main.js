@@ -19,7 +19,8 @@ class Page {
     const pairs = model.tasks.some((task) => task.reads === "pair");
     if (texts) this.panels.text = new TextPanel(model, remember);
     if (pairs || model.embeddings) this.panels.pair = new PairPanel(model, remember);
-    if (texts || model.embeddings) this.panels.lines = new LinesPanel(model, remember, (one, other) => this.openPair(one, other));
+    const openPair = (one, other) => this.openPair(one, other);
+    if (texts || model.embeddings) this.panels.lines = new LinesPanel(model, remember, openPair);
     this.names = Object.keys(this.panels).filter((name) => name === "model" || this.panels[name]);
     for (const name of Object.keys(this.panels)) byId(`tab-${name}`).hidden = !this.names.includes(name);
     this.remember = remember;
@@ -36,9 +37,10 @@ class Page {
       const tab = byId(`tab-${name}`);
       tab.addEventListener("click", () => this.open(name));
       tab.addEventListener("keydown", (event) => {
-        const last = this.names.length - 1;
+        const count = this.names.length;
         const at = this.names.indexOf(name);
-        const to = { ArrowRight: at === last ? 0 : at + 1, ArrowLeft: at === 0 ? last : at - 1, Home: 0, End: last }[event.key];
+        const [left, right] = [(at + count - 1) % count, (at + 1) % count];
+        const to = { ArrowLeft: left, ArrowRight: right, Home: 0, End: count - 1 }[event.key];
         if (to === undefined) return;
         event.preventDefault();
         this.open(this.names[to]);

@@ -2,7 +2,7 @@
 
 import { ask, cosine, embed, Latest } from "./api.js";
 import { Bars, Gauge } from "./charts.js";
-import { byId, cost, debounce, el, examples, fixed, grow, percent, say } from "./dom.js";
+import { byId, card, cost, debounce, el, examples, fixed, grow, percent, say, tellCut } from "./dom.js";
 import { clear, fail } from "./notice.js";
 import { drawWords } from "./words.js";
 
@@ -58,13 +58,14 @@ export class PairPanel {
       clear();
       this.charts = null;
       cost(byId("pair-cost"));
-      const missing = pair.some((text) => text.trim()) ? "Now the other text." : "Two texts, and how they compare appears here.";
+      const nothing = "Two texts, and how they compare appears here.";
+      const missing = pair.some((text) => text.trim()) ? "Now the other text." : nothing;
       byId("pair-results").replaceChildren(el("p", { class: "empty" }, missing));
       return;
     }
     this.answers.run(async (signal, current) => {
       const found = await Promise.all([
-        this.tasks.length ? ask("v1/predict", { pairs: [pair], tasks: this.tasks.map((task) => task.name) }, signal) : null,
+        this.tasks.length ? ask("v1/predict", { pairs: [pair] }, signal) : null,
         this.embeds ? embed(pair, signal) : null,
       ]);
       if (!current()) return;
@@ -91,9 +92,7 @@ export class PairPanel {
       this.charts[""].show(value);
       spoken.push(`cosine ${fixed(value)}`);
     }
-    const cut = byId("pair-cut");
-    cut.hidden = !answered?.data.truncated;
-    cut.textContent = answered?.data.truncated ? `Only the first ${answered.data.truncated.max_tokens} tokens were read.` : "";
+    tellCut(byId("pair-cut"), answered?.data.truncated);
     cost(byId("pair-cost"), ["Answer", this.found]);
     say(spoken.join(". "));
   }
@@ -103,7 +102,7 @@ export class PairPanel {
     const nodes = this.tasks.map((task) => {
       if (task.classes.length > 2) {
         charts[task.name] = new Bars(task, () => this.pick(task.name));
-        return el("article", { class: "card" }, el("h2", {}, task.name), charts[task.name].node);
+        return card(task.name, charts[task.name].node);
       }
       charts[task.name] = task.classes.length
         ? new Gauge(task.name, 0, 100)
@@ -114,10 +113,14 @@ export class PairPanel {
       charts[""] = new Gauge("embeddings", 0, 1, "Cosine of the two vectors");
       nodes.push(charts[""].node);
     }
-    const results = [el("p", { id: "pair-cut", class: "hint", hidden: true }), el("div", { class: "gauges" }, ...nodes)];
+    const results = [
+      el("p", { id: "pair-cut", class: "hint", hidden: true }),
+      el("div", { class: "gauges" }, ...nodes),
+    ];
     if (this.tasks.length) {
       const options = this.tasks.map((task) => {
-        const input = el("input", { type: "radio", name: "explained", value: task.name, onchange: () => this.pick(task.name) });
+        const pick = () => this.pick(task.name);
+        const input = el("input", { type: "radio", name: "explained", value: task.name, onchange: pick });
         input.checked = task.name === this.shown;
         return el("label", {}, input, el("span", {}, task.name));
       });

@@ -1,6 +1,6 @@
 // A table whose columns sort: by a button in the head, told to screen readers by aria-sort.
 
-import { el } from "./dom.js";
+import { el, scrolling } from "./dom.js";
 
 /** Columns are {name, value: row => sortable, cell: row => node or text, figure}. */
 export class SortedTable {
@@ -8,14 +8,16 @@ export class SortedTable {
     this.columns = columns;
     this.by = { column: 0, up: true };
     this.heads = columns.map((column, number) =>
-      el("th", { scope: "col", class: column.figure ? "figure" : undefined }, el("button", { type: "button", onclick: () => this.sort(number) }, column.name)),
+      el(
+        "th",
+        { scope: "col", class: column.figure && "figure" },
+        el("button", { type: "button", onclick: () => this.sort(number) }, column.name),
+      ),
     );
     this.body = el("tbody");
-    this.node = el(
-      "div",
-      { class: "scroll tall", tabindex: "0", role: "region", "aria-label": caption },
-      el("table", { class: "sorted" }, el("caption", { class: "unseen" }, caption), el("thead", {}, el("tr", {}, ...this.heads)), this.body),
-    );
+    const head = el("thead", {}, el("tr", {}, ...this.heads));
+    const title = el("caption", { class: "unseen" }, caption);
+    this.node = scrolling(caption, el("table", { class: "sorted" }, title, head, this.body), "tall");
   }
 
   show(rows) {
@@ -41,10 +43,8 @@ export class SortedTable {
       if (number === this.by.column) head.setAttribute("aria-sort", this.by.up ? "ascending" : "descending");
       else head.removeAttribute("aria-sort");
     });
-    this.body.replaceChildren(
-      ...this.sorted.map((row) =>
-        el("tr", {}, ...this.columns.map((column) => el("td", { class: column.figure ? "figure" : column.class }, column.cell(row)))),
-      ),
-    );
+    const cell = (column, row) => el("td", { class: column.figure ? "figure" : column.class }, column.cell(row));
+    const rows = this.sorted.map((row) => el("tr", {}, ...this.columns.map((column) => cell(column, row))));
+    this.body.replaceChildren(...rows);
   }
 }

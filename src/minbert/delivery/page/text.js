@@ -2,7 +2,7 @@
 
 import { ask, Latest } from "./api.js";
 import { Bars, Gauge } from "./charts.js";
-import { byId, cost, debounce, el, examples, grow, percent, fixed, say } from "./dom.js";
+import { byId, cost, debounce, el, examples, fixed, grow, percent, say, tellCut } from "./dom.js";
 import { clear, fail } from "./notice.js";
 import { drawWords } from "./words.js";
 
@@ -80,9 +80,7 @@ export class TextPanel {
       const answer = this.answer[task.name];
       this.cards[task.name].draw(answer, this.chosen[task.name] ?? answer.label);
     }
-    const cut = byId("text-cut");
-    cut.hidden = !found.data.truncated;
-    cut.textContent = found.data.truncated ? `Only the first ${found.data.truncated.max_tokens} tokens were read.` : "";
+    tellCut(byId("text-cut"), found.data.truncated);
     cost(byId("text-cost"), ["Answer", [found]]);
     say(this.tasks.map((task) => described(task, this.answer[task.name])).join(". "));
   }
@@ -121,7 +119,8 @@ export class TextPanel {
     this.effects.run(async (signal, current) => {
       const names = this.tasks.map((task) => task.name);
       const plain = names.filter((name) => !this.chosen[name]);
-      const bodies = names.filter((name) => this.chosen[name]).map((name) => ({ text, tasks: [name], label: this.chosen[name] }));
+      const chosen = names.filter((name) => this.chosen[name]);
+      const bodies = chosen.map((name) => ({ text, tasks: [name], label: this.chosen[name] }));
       if (plain.length) bodies.push({ text, tasks: plain }); // which share their encodings
       const found = await Promise.all(bodies.map((body) => ask("v1/importance", body, signal)));
       if (!current()) return;
@@ -136,5 +135,7 @@ export class TextPanel {
   }
 }
 
-const described = (task, answer) =>
-  answer.label === undefined ? `${task.name}: ${fixed(answer.score)}` : `${task.name}: ${answer.label}, ${percent(answer.probability)}`;
+function described(task, answer) {
+  const said = answer.label === undefined ? fixed(answer.score) : `${answer.label}, ${percent(answer.probability)}`;
+  return `${task.name}: ${said}`;
+}

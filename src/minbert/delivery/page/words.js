@@ -1,6 +1,6 @@
 // Which words mattered: the texts with their words shaded, and the same as numbers.
 
-import { el, percent, signed } from "./dom.js";
+import { el, percent, scrolling, signed } from "./dom.js";
 
 /** Draws what /v1/importance found for one task into `place`. */
 export function drawWords(place, task, found, texts) {
@@ -8,23 +8,13 @@ export function drawWords(place, task, found, texts) {
   const digits = found.answer ? 1 : 2;
   const shown = (effect) => (found.answer ? `${signed(effect * 100, digits)} points` : signed(effect, digits));
   const open = place.querySelector("details")?.open ?? false;
-  const sides = texts.map((text, side) =>
-    el("p", { class: "shaded", "aria-hidden": "true" }, ...shade(text, found.words.filter((word) => word.side === side), largest, shown)),
-  );
+  const sides = texts.map((text, side) => {
+    const own = found.words.filter((word) => word.side === side);
+    return el("p", { class: "shaded", "aria-hidden": "true" }, ...shade(text, own, largest, shown));
+  });
   const rows = [...found.words].sort((one, other) => Math.abs(other.effect) - Math.abs(one.effect));
-  const table = el(
-    "table",
-    {},
-    el("caption", { class: "unseen" }, `Effect of each word on ${found.answer || task.name}`),
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Word"), texts.length > 1 && el("th", { scope: "col" }, "Text"), el("th", { scope: "col", class: "figure" }, "Effect"))),
-    el(
-      "tbody",
-      {},
-      ...rows.map((word) =>
-        el("tr", {}, el("th", { scope: "row" }, word.text), texts.length > 1 && el("td", {}, word.side ? "second" : "first"), el("td", { class: "figure" }, shown(word.effect))),
-      ),
-    ),
-  );
+  const numbers = table(`Effect of each word on ${found.answer || task.name}`, rows, texts.length > 1, shown);
+  const asked = found.answer ? `“${found.answer}” (${percent(found.value)})` : "a higher score";
   place.replaceChildren(
     ...sides,
     el(
@@ -33,13 +23,29 @@ export function drawWords(place, task, found, texts) {
       el("span", { class: "mark for" }, "for"),
       " and ",
       el("span", { class: "mark against" }, "against"),
-      found.answer ? ` “${found.answer}” (${percent(found.value)}): what each word adds.` : " a higher score: what each word adds.",
+      ` ${asked}: what each word adds.`,
       found.skipped ? ` ${found.skipped} more words were not measured.` : "",
     ),
-    el("details", { open }, el("summary", {}, "The same as numbers"), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Effects of the words" }, table)),
+    el("details", { open }, el("summary", {}, "The same as numbers"), scrolling("Effects of the words", numbers)),
   );
   const best = rows.filter((word) => Math.abs(word.effect) > 0.05 * largest).slice(0, 3);
   return best.map((word) => `${word.text} ${shown(word.effect)}`).join(", ");
+}
+
+function table(caption, words, paired, shown) {
+  const head = (name, kind) => el("th", { scope: "col", class: kind }, name);
+  const rows = words.map((word) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, word.text),
+      paired && el("td", {}, word.side ? "second" : "first"),
+      el("td", { class: "figure" }, shown(word.effect)),
+    ),
+  );
+  const heads = el("tr", {}, head("Word"), paired && head("Text"), head("Effect", "figure"));
+  const title = el("caption", { class: "unseen" }, caption);
+  return el("table", {}, title, el("thead", {}, heads), el("tbody", {}, ...rows));
 }
 
 /** Pieces of a text, its words as marks. Places are code points, which JavaScript's strings do not count in. */
@@ -51,9 +57,8 @@ function shade(text, words, largest, shown) {
     pieces.push(letters.slice(done, word.start).join(""));
     const strength = Math.abs(word.effect) / largest;
     const kind = strength < 0.08 ? "" : word.effect > 0 ? "for" : "against";
-    pieces.push(
-      el("span", { class: `mark ${kind}`, css: { "--strength": strength }, title: `${word.text}: ${shown(word.effect)}` }, word.text),
-    );
+    const title = `${word.text}: ${shown(word.effect)}`;
+    pieces.push(el("span", { class: `mark ${kind}`, css: { "--strength": strength }, title }, word.text));
     done = word.end;
   }
   return [...pieces, letters.slice(done).join("")];
