@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from minbert.delivery import batching, edge
 from minbert.delivery.edge import JsonLines, is_known, read_keys
 from minbert.delivery.predictor import Predictor
 from minbert.delivery.questions import Question, Reply, answer
-from minbert.delivery.server import Limits, app_of_environment, create_app
+from minbert.delivery.search import SearchIndex, SentenceEncoder
+from minbert.delivery.server import ServeSettings, app_of_environment, create_app
+from minbert.delivery.service import Limits
 from minbert.errors import MinbertError
 from minbert.model.saved import save_model
 from tests.models import PAIRS, TEXTS, THREE, make
@@ -180,7 +183,8 @@ def test_no_json_no_such_path_no_such_method(client: TestClient) -> None:
     assert error_of(client.post("/v2/predict", json={}), 404)["type"] == "not_found"
     assert client.get("/v1/predict").headers["allow"] == "POST"
     error_of(client.get("/v1/predict"), 405)
-    assert "/docs" in error_of(client.get("/"), 404)["message"]
+    error_of(client.get("/page/%2e%2e%2fserver.py"), 404)
+    error_of(client.get("/page/none.js"), 404)
 
 
 def test_limits_of_bodies_and_texts(predictor: Predictor) -> None:
@@ -256,8 +260,12 @@ def test_keys_open_everything_but_the_state(predictor: Predictor) -> None:
             assert response.headers["www-authenticate"] == "Bearer"
         for headers in ({"authorization": "Bearer two"}, {"x-api-key": "one"}):
             assert client.post("/v1/predict", json=body, headers=headers).status_code == 200
-        assert [client.get(path).status_code for path in ("/healthz", "/readyz", "/docs", "/openapi.json")] == [200] * 4
-        assert client.get("/metrics").status_code == 401
+        for path in ("/", "/page/page.css", "/healthz", "/readyz", "/docs", "/openapi.json"):
+            assert client.get(path).status_code == 200, path
+        closed = [client.get("/metrics"), client.get("/v1/model"), client.get("/page")]
+        closed += [client.post(f"/v1/{name}", json={"text": "a", "texts": ["a"]}) for name in ("importance", "search")]
+        assert [response.status_code for response in closed] == [401] * 5
+        assert client.get("/page/%2e%2e/v1/model").status_code == 404, "no way around through the open files"
 
 
 def test_keys_of_the_environment_and_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,6 +291,13 @@ def test_every_key_is_compared_whatever_was_found(monkeypatch: pytest.MonkeyPatc
     assert seen == [b"one", b"two"] * 2
 
 
+def test_the_servers_own_time_is_told(client: TestClient) -> None:
+    found = client.post("/v1/predict", json={"texts": ["nice"]})
+    took = re.fullmatch(r"total;dur=([0-9.]+)", found.headers["server-timing"])
+    assert took is not None
+    assert 0 < float(took[1]) <= found.elapsed.total_seconds() * 1000
+
+
 def test_request_ids(client: TestClient) -> None:
     assert client.get("/healthz", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     made = client.get("/healthz", headers={"x-request-id": "a b\x7f"}).headers["x-request-id"]
@@ -294,13 +309,18 @@ def test_the_log_is_json_without_texts(client: TestClient, caplog: pytest.LogCap
     client.post("/v1/predict", json={"texts": ["a secret", "nice"]}, headers={"x-request-id": "r1"})
     client.post("/v1/predict?texts=secret", json={"texts": ["secret"], "tasks": ["secret"]})
     client.post("/secret", json={})
+    client.post("/v1/importance", json={"text": "a secret word"})
+    client.post("/v1/importance", json={"text": "a", "label": "secret"})
     lines = [json.loads(JsonLines().format(record)) for record in caplog.records if record.name == edge.log.name]
     assert "secret" not in json.dumps(lines)
     assert [(line["path"], line["status"]) for line in lines] == [
         ("/v1/predict", 200),
         ("/v1/predict", 422),
         ("other", 404),
+        ("/v1/importance", 200),
+        ("/v1/importance", 422),
     ]
+    assert (lines[3]["texts"], lines[3]["encodings"]) == (4, 4)
     first = lines[0]
     assert (first["request_id"], first["texts"], first["encodings"], first["level"]) == ("r1", 2, 2, "info")
 
@@ -333,8 +353,8 @@ def test_state(client: TestClient) -> None:
 
 
 def test_in_int8_an_answer_does_not_depend_on_its_company(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"model": str(folder), "api_keys": None, "limits": {}, "workers": 1, "device": "cpu", "drain": None}
-    monkeypatch.setenv("MINBERT_SERVE", json.dumps(settings | {"precision": "int8"}))
+    settings = ServeSettings(folder, precision="int8", drain=None)  # type: ignore[arg-type]
+    monkeypatch.setenv("MINBERT_SERVE", json.dumps(asdict(settings), default=str))
     texts = [*TEXTS, *PAIRS]
     with TestClient(app_of_environment()) as client:
         together = client.post("/v1/embed", json={"texts": texts}).json()["embeddings"]
@@ -416,8 +436,9 @@ def test_several_processes_behind_one_port(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_everything_that_the_openapi_document_allows(predictor: Predictor) -> None:
-    app = create_app(predictor)
+def test_everything_that_the_openapi_document_allows(predictor: Predictor, folder: Path, tmp_path: Path) -> None:
+    index = SearchIndex.build(tmp_path / "index", PAIRS, SentenceEncoder.load(folder))
+    app = create_app(predictor, index=index)
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     few = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     paths = set()
@@ -434,4 +455,5 @@ def test_everything_that_the_openapi_document_allows(predictor: Predictor) -> No
                 case.call_and_validate(excluded_checks=[positive_data_acceptance])  # which task reads what is no schema
 
             ask()
-    assert paths >= {"/v1/predict", "/v1/embed", "/v1/similarity", "/v1/embeddings", "/healthz", "/readyz", "/metrics"}
+    names = ("predict", "importance", "embed", "similarity", "embeddings", "search", "model")
+    assert paths == {"/healthz", "/readyz", "/metrics", *(f"/v1/{name}" for name in names)}

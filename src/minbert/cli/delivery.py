@@ -96,6 +96,9 @@ def serve(
     api_keys: Annotated[
         Path | None, typer.Option("--api-keys", help="A file with a key a line; also: MINBERT_API_KEYS.")
     ] = None,
+    index: Annotated[
+        Path | None, typer.Option("--index", help="A folder of minbert search build, of the same model.")
+    ] = None,
     max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
     max_texts: Annotated[int, typer.Option(min=1, help="Texts and pairs of a request.")] = 256,
     max_tokens: Annotated[int, typer.Option(min=0, help="Of a text; the rest is cut. 0: the model's own.")] = 0,
@@ -106,16 +109,18 @@ def serve(
     batching: Annotated[bool, typer.Option(help="Answer many requests together.")] = True,
     drain: Annotated[float, typer.Option(help="Seconds of /readyz saying no before the end.")] = 0.0,
 ) -> None:
-    """Serve a model over HTTP: predictions, embeddings and similarities; see /docs of the server."""
+    """Serve a model over HTTP: a page to try it, predictions, embeddings and similarities; see /docs of the server."""
     prepare_torch("minbert serve of a model that is not exported to onnx", model)
     for module in ("fastapi", "uvicorn"):
         require(module, "serve", "minbert serve")
-    from minbert.delivery.server import Limits, ServeSettings
+    from minbert.delivery.server import ServeSettings
     from minbert.delivery.server import serve as run_server
+    from minbert.delivery.service import Limits
 
     limits = Limits(max_body, max_texts, max_tokens, queue, timeout, budget, wait / 1000, batching)
-    err.print(f"serving {shown(model)} on http://{host}:{port} (see /docs)", highlight=False, soft_wrap=True)
-    run_server(ServeSettings(model, host, port, workers, precision, device, api_keys, drain, limits))
+    told = f"serving {shown(model)} on http://{host}:{port} (the page; /docs: the interface)"
+    err.print(told, highlight=False, soft_wrap=True)
+    run_server(ServeSettings(model, host, port, workers, precision, device, api_keys, index, drain, limits))
 
 
 @app.command(

@@ -130,6 +130,10 @@ class Batcher:
             self._changed.notify()
         return job.future
 
+    def price(self, question: Question) -> int:
+        """About how many tokens of a batch's budget a question takes."""
+        return self._estimate(question.inputs(self.predictor))
+
     def close(self) -> None:
         """Accept nothing more, answer what was accepted, and end the thread."""
         with self._changed:

@@ -65,18 +65,18 @@ def render(
     parts = [
         _front(form),
         f"# {card.name}",
-        f"One encoder ({_encoder(manifest.model.encoder)}) with a small head for each of: {', '.join(_names(manifest.tasks))}. "
+        f"One encoder ({encoder_name(manifest.model.encoder)}) with a small head for each of: {', '.join(_names(manifest.tasks))}. "
         f"Trained and exported by minbert {manifest.version}, recipe `{manifest.recipe}`.",
         "## How to load it",
         LOADING[form],
         *(["## What this form leaves out", "\n".join(f"- {note}" for note in notes)] if notes else []),
         "## Scores",
-        _scores(manifest.scores.get("dev", {})),
+        _scores(manifest),
         *(["## What int8 costs", _losses(losses)] if losses else []),
         "## Data",
         _data(manifest),
         "## Limits",
-        "\n".join(f"- {line}" for line in _limits(manifest)),
+        "\n".join(f"- {line}" for line in known_limits(manifest)),
     ]
     if card.recipe:
         parts += ["## Recipe", f"```toml\n{card.recipe.strip()}\n```"]
@@ -90,7 +90,7 @@ def _front(form: str) -> str:
     return "---\n" + "\n".join(lines) + "\n---"
 
 
-def _encoder(name: str) -> str:
+def encoder_name(name: str) -> str:
     """A folder of someone's machine by its last part."""
     return Path(name).name if Path(name).is_absolute() else name
 
@@ -99,11 +99,31 @@ def _names(tasks: Sequence[Task]) -> list[str]:
     return [f"{task.name} ({task.kind})" for task in tasks]
 
 
-def _scores(dev: Mapping[str, Any]) -> str:
+@dataclass(frozen=True)
+class Score:
+    """A task's main metric on dev, with its 95% interval; None where it is undefined."""
+
+    task: str
+    metric: str
+    value: float | None
+    low: float | None
+    high: float | None
+    rows: int
+
+
+def dev_scores(manifest: Manifest) -> list[Score]:
+    """Those that the model's folder holds; none of a model that was never evaluated."""
+    found = []
+    for name, summary in manifest.scores.get("dev", {}).items():
+        main = summary["metrics"][summary["metric"]]
+        found.append(Score(name, summary["metric"], main["value"], main["low"], main["high"], summary["rows"]))
+    return found
+
+
+def _scores(manifest: Manifest) -> str:
     rows = [
-        f"| {name} | {summary['metric']} | {_number(found['value'])} | {_number(found['low'])} to {_number(found['high'])} | {summary['rows']} |"
-        for name, summary in dev.items()
-        for found in [summary["metrics"][summary["metric"]]]
+        f"| {one.task} | {one.metric} | {_number(one.value)} | {_number(one.low)} to {_number(one.high)} | {one.rows} |"
+        for one in dev_scores(manifest)
     ]
     if not rows:
         return "None are recorded in this model's folder."
@@ -127,12 +147,14 @@ def _number(value: float | None) -> str:
 
 
 def _data(manifest: Manifest) -> str:
-    rows = []
-    for task in manifest.tasks:
-        about, terms = _source(task, manifest.data)
-        rows.append(f"| {task.name} | {about} | {terms} |")
+    rows = [f"| {task} | {about} | {terms} |" for task, about, terms in data_sources(manifest)]
     head = "| task | data | terms |\n|---|---|---|\n"
     return head + "\n".join(rows) + "\n\nTerms of data may bind what is made of it. The encoder has terms of its own."
+
+
+def data_sources(manifest: Manifest) -> list[tuple[str, str, str]]:
+    """Each task's name, its data, and their terms."""
+    return [(task.name, *_source(task, manifest.data)) for task in manifest.tasks]
 
 
 def _source(task: Task, data: str) -> tuple[str, str]:
@@ -146,7 +168,8 @@ def _source(task: Task, data: str) -> tuple[str, str]:
     return about.format(files=", ".join(task.train) or "none named"), terms
 
 
-def _limits(manifest: Manifest) -> list[str]:
+def known_limits(manifest: Manifest) -> list[str]:
+    """What a reader should know before trusting an answer."""
     limits = [
         "English only: vocabulary and training data are English.",
         "It knows the kinds of text it was trained on (see Data); others are answered too, less well, and as surely.",

@@ -27,7 +27,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 KEYS = "MINBERT_API_KEYS"
-OPEN = ("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/docs/oauth2-redirect")
+OPEN = ("/", "/healthz", "/readyz", "/docs", "/openapi.json")
+PAGES = "/page/"
+"""Below it lie the files of the page, which are as open as the page."""
 TYPES = {
     401: "unauthorized",
     404: "not_found",
@@ -107,6 +109,7 @@ class _Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
         self.id = given.decode() if GOOD_ID.fullmatch(given) else secrets.token_hex(8)
+        self.started = time.perf_counter()
         self.status = 0
         self.read = 0
         self.notes: dict[str, Any] = {}
@@ -114,11 +117,10 @@ class _Exchange:
         scope["state"]["note"] = self.notes
 
     async def run(self) -> None:
-        started = time.perf_counter()
         try:
             await self._answer()
         finally:
-            seconds = time.perf_counter() - started
+            seconds = time.perf_counter() - self.started
             route = getattr(self.scope.get("route"), "path", "other")
             self.edge.done(route, self.status, seconds)
             log.info(
@@ -137,7 +139,8 @@ class _Exchange:
 
     async def _answer(self) -> None:
         edge = self.edge
-        if edge.keys and self.scope["path"] not in OPEN and not is_known(self._key(), edge.keys):
+        path = self.scope["path"]
+        if edge.keys and path not in OPEN and not path.startswith(PAGES) and not is_known(self._key(), edge.keys):
             await self._refuse(401, "no API key, or a wrong one; expected Authorization: Bearer KEY")
             return
         if (length := self.headers.get(b"content-length", b"0")).isdigit() and int(length) > edge.body_bytes:
@@ -186,7 +189,9 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
+            took = f"total;dur={(time.perf_counter() - self.started) * 1000:.2f}"  # in milliseconds
+            own = (b"x-request-id", self.id.encode()), (b"server-timing", took.encode())
+            message["headers"] = [*message.get("headers", ()), *own]
         await self._send(message)
 
 

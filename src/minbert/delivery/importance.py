@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,30 +84,68 @@ def word_effects(
         masked: put the mask token in a word's place instead of nothing.
         limit: the most words, of a pair of both texts together; the rest is counted in `skipped`.
     """
-    if limit < 1:
-        raise MinbertError(f"limit is {limit}; expected one word or more")
     names = _fitting(predictor, paired=second is not None) if tasks is None else list(tasks)
-    texts = [text] if second is None else [text, second]
-    spans = [split_words(one) for one in texts]
-    kept = _within(spans, limit)
-    chosen = [Span(*place, side) for side, found in enumerate(spans) for place in found[: kept[side]]]
+    occlusion = occlude(text, second, limit=limit)
     filler = _mask_token(predictor) if masked else ""
-    skipped = [len(found) - count for found, count in zip(spans, kept, strict=True)]
     effects: dict[str, Importance] = {}
     for lower in (False, True):  # tasks that read normalised texts read others than the rest
         group = [name for name in names if name not in predictor.tasks or predictor.tasks[name].normalise == lower]
         group = [name for name in group if name not in effects]
         if not group:
             continue
-        columns = [
-            [_without(one, None, filler, lower)]
-            + [_without(one, span if span.side == side else None, filler, lower) for span in chosen]
-            for side, one in enumerate(texts)
-        ]
-        answers = predictor.answers(columns[0], columns[1] if second is not None else None, group)
-        for name in group:
-            effects[name] = _effects(predictor.tasks[name], answers[name], chosen, skipped, label)
+        columns = occlusion.columns(filler, lower=lower)
+        rows = predictor.predict(columns[0], columns[1] if second is not None else None, tasks=group)
+        effects |= {name: occlusion.effects(predictor.tasks[name], rows[name], label) for name in group}
     return {name: effects[name] for name in names}
+
+
+@dataclass(frozen=True)
+class Occlusion:
+    """A text, or a pair, and the words of it that are left out in turn."""
+
+    texts: tuple[str, ...]
+    words: tuple[Span, ...]
+    skipped: tuple[int, ...]
+    """Of each text, the words beyond the limit."""
+
+    def columns(self, filler: str = "", *, lower: bool = False) -> list[list[str]]:
+        """For each text what is to be asked: row 0 is the whole question, each other one lacks a word."""
+        return [
+            [
+                _without(text, word if word and word.side == side else None, filler, lower)
+                for word in (None, *self.words)
+            ]
+            for side, text in enumerate(self.texts)
+        ]
+
+    def effects(self, task: Task, rows: Sequence[Mapping[str, Any]], label: str = "") -> Importance:
+        """What the answers to these rows, as `Predictor.predict` has them, say of each word."""
+        answer = ""
+        if task.is_classification:
+            if label and label not in task.classes:
+                raise MinbertError(f'{task.name} has no class "{label}"; expected one of: {", ".join(task.classes)}')
+            answer = label or rows[0]["label"]
+            values = [row["probabilities"][answer] for row in rows]
+        else:
+            values = [row["score"] for row in rows]
+        sides = 2 if task.answers_pairs else 1  # a task that reads one text knows nothing of the second
+        words = tuple(
+            WordEffect(word.text, word.start, word.end, word.side, values[0] - value)
+            for word, value in zip(self.words, values[1:], strict=True)
+            if word.side < sides
+        )
+        return Importance(task.name, answer, values[0], words, sum(self.skipped[:sides]))
+
+
+def occlude(text: str, second: str | None = None, *, limit: int = LIMIT) -> Occlusion:
+    """Which words are left out; for the arguments see `word_effects`."""
+    if limit < 1:
+        raise MinbertError(f"limit is {limit}; expected one word or more")
+    texts = (text,) if second is None else (text, second)
+    spans = [split_words(one) for one in texts]
+    kept = _within(spans, limit)
+    chosen = tuple(Span(*place, side) for side, found in enumerate(spans) for place in found[: kept[side]])
+    return Occlusion(texts, chosen, tuple(len(found) - count for found, count in zip(spans, kept, strict=True)))
 
 
 def split_words(text: str) -> list[tuple[str, int, int]]:
@@ -164,23 +202,6 @@ def _without(text: str, span: Span | None, filler: str, lower: bool) -> str:
     parts = [text] if span is None else [text[: span.start], filler, text[span.end :]]
     read = [part if part == filler else normalise(part) if lower else part.strip() for part in parts]
     return " ".join(part for part in read if part)
-
-
-def _effects(task: Task, answers: Any, chosen: Sequence[Span], skipped: Sequence[int], label: str) -> Importance:
-    """Row 0 is the whole question; each other one lacks a word."""
-    answer, values = "", answers.predictions
-    if answers.probabilities is not None:
-        if label and label not in task.classes:
-            raise MinbertError(f'{task.name} has no class "{label}"; expected one of: {", ".join(task.classes)}')
-        number = task.classes.index(label) if label else int(answers.predictions[0])
-        answer, values = task.classes[number], answers.probabilities[:, number]
-    sides = 2 if task.answers_pairs else 1  # a task that reads one text knows nothing of the second
-    words = tuple(
-        WordEffect(span.text, span.start, span.end, span.side, float(values[0] - value))
-        for span, value in zip(chosen, values[1:], strict=True)
-        if span.side < sides
-    )
-    return Importance(task.name, answer, float(values[0]), words, sum(skipped[:sides]))
 
 
 def _fitting(predictor: Predictor, *, paired: bool) -> list[str]:

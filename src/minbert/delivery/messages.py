@@ -126,6 +126,114 @@ class EmbeddingsResponse(BaseModel):
     usage: Usage
 
 
+class ImportanceRequest(Body):
+    """A text, or two, whose words are left out in turn."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"text": "What a lovely day."},
+                {"text": "How old is it?", "second": "What is its age?", "tasks": ["quora"]},
+            ]
+        }
+    )
+    text: Text
+    second: Text | None = Field(default=None, description="Of a pair, the second text.")
+    tasks: list[str] | None = Field(
+        default=None, min_length=1, max_length=100, description="Which; by default all that read what is there."
+    )
+    label: str | None = Field(default=None, description="A class to ask about instead of the answered one.")
+
+
+class Word(BaseModel):
+    text: str
+    start: int = Field(description="Where it begins in its text, in characters (code points).")
+    end: int
+    side: int = Field(description="Of a pair, which text it is in: 0 or 1.")
+    effect: float = Field(description="The probability, or the score, less what it is without the word.")
+
+
+class TaskImportance(BaseModel):
+    answer: str = Field(description="The class that was asked about; empty for a score.")
+    value: float = Field(description="Its probability, or the score.")
+    words: list[Word]
+    skipped: int = Field(description="Words beyond the limit, about which nothing is known.")
+
+
+class ImportanceResponse(Cost):
+    tasks: dict[str, TaskImportance]
+
+
+class SearchRequest(Body):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["How old is it?"], "count": 3}]})
+    texts: Texts = Field(min_length=1)
+    count: int = Field(default=10, ge=1, le=100, description="At most so many for each text.")
+
+
+class Match(BaseModel):
+    score: float = Field(description="The cosine of the embeddings, -1 to 1.")
+    row: int = Field(description="Which sentence of the index's file it is, from 1.")
+    text: str
+
+
+class SearchResponse(Cost):
+    matches: list[list[Match]] = Field(description="For each text the nearest sentences of the index, best first.")
+
+
+class TaskCard(BaseModel):
+    name: str
+    kind: str
+    reads: Literal["text", "pair"]
+    classes: list[str] = Field(description="Empty for a score.")
+    low: float = Field(description="Of a score.")
+    high: float
+
+
+class ScoreCard(BaseModel):
+    task: str
+    metric: str
+    value: float | None
+    low: float | None = Field(description="Of the 95% interval.")
+    high: float | None
+    rows: int = Field(description="Of dev that were scored.")
+
+
+class SourceCard(BaseModel):
+    task: str
+    data: str
+    terms: str
+
+
+class IndexCard(BaseModel):
+    sentences: int
+    kind: Literal["exact", "hnsw"]
+
+
+class Allowed(BaseModel):
+    texts: int = Field(description="Texts and pairs of a request.")
+    body_bytes: int
+    words: int = Field(description="Words of a question whose importance is measured.")
+
+
+class ModelResponse(BaseModel):
+    """The model's card."""
+
+    name: str
+    version: str = Field(description="Of the minbert that trained it.")
+    recipe: str
+    encoder: str
+    pooling: str
+    members: int = Field(description="Models that answer together; 1 but of an ensemble.")
+    embeddings: bool = Field(description="Whether there are vectors; an ensemble has none.")
+    max_tokens: int = Field(description="Read of a text, or of a pair together.")
+    tasks: list[TaskCard]
+    scores: list[ScoreCard]
+    data: list[SourceCard]
+    limits: list[str] = Field(description="What the model should not be trusted with.")
+    index: IndexCard | None = Field(description="What /v1/search searches.")
+    allowed: Allowed
+
+
 class Health(BaseModel):
     status: Literal["ok", "draining", "failed"]
 
@@ -152,3 +260,4 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         504: "It took too long.",
     }.items()
 }
+NO_INDEX = ERRORS | {404: {"model": ErrorResponse, "description": "The server was started without an index."}}

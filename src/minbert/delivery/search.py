@@ -210,7 +210,11 @@ class SearchIndex:
         self.check(encoder.origin)
         if not texts:
             return []
-        scores, places = self.search(encoder.embed(list(texts)), count)
+        return self.matches(encoder.embed(list(texts)), count)
+
+    def matches(self, vectors: NDArray[np.floating], count: int = 10) -> list[list[Match]]:
+        """The same of vectors that the index's model gave, (questions, width)."""
+        scores, places = self.search(vectors, count)
         return [
             [
                 Match(float(score), int(self._rows[place]), self.text(place))
