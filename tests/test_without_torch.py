@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,9 @@ with TestClient(app_of_environment()) as client:
     served = client.post("/v1/predict", json={"texts": texts, "pairs": list(zip(texts, pairs))}).json()
     together = client.post("/v1/embed", json={"texts": texts}).json()["embeddings"]
     alone = [client.post("/v1/embed", json={"texts": [text]}).json()["embeddings"][0] for text in texts]
+    nearest = client.post("/v1/search", json={"texts": texts[:1], "count": 3}).json()
+    words = client.post("/v1/importance", json={"text": texts[0]}).json()
+    card = client.get("/v1/model").json()
 encoder = SentenceEncoder.load(folder)
 found = SearchIndex.load(index).query(texts[:1], 3, encoder=encoder)[0]
 own = SearchIndex.build(__import__("pathlib").Path(index).with_name("own"), texts, encoder)
@@ -63,6 +66,9 @@ print(json.dumps({
     "served": served,
     "together": together,
     "alone": alone,
+    "nearest": nearest,
+    "words": words,
+    "card": card,
     "found": [[match.row, match.score] for match in found],
     "first": own.query(texts[1:2], 1)[0][0].row,
     "scores": scores,
@@ -112,10 +118,12 @@ def test_everything_that_an_export_can_do(model: Path, exports: dict[str, Path],
     from minbert.evaluating import evaluate_model
 
     pytest.importorskip("fastapi", reason="the extra serve is not installed")
+    from minbert.delivery.server import ServeSettings
+
     # Built by the model, asked by its export.
     index = SearchIndex.build(tmp_path / "index", PAIRS, SentenceEncoder.load(model))
-    settings = {"model": str(exports[form]), "api_keys": None, "limits": {}, "workers": 1, "drain": None}
-    serving = json.dumps(settings | {"device": "cpu", "precision": "fp32"})
+    settings = ServeSettings(exports[form], index=tmp_path / "index")
+    serving = json.dumps(asdict(settings) | {"drain": None}, default=str)
     told = json.dumps({"texts": TEXTS, "pairs": PAIRS})
     done = child(ASK, str(exports[form]), str(tmp_path / "index"), told, MINBERT_SERVE=serving)
     assert done.returncode == 0, done.stderr
@@ -143,7 +151,8 @@ def test_everything_that_an_export_can_do(model: Path, exports: dict[str, Path],
     else:  # each sequence in a run of its own
         assert found["together"] == found["alone"]
     expected = index.query(TEXTS[:1], 3)[0]
-    assert found["found"][0][0] == expected[0].row
+    assert found["found"][0][0] == found["nearest"]["matches"][0][0]["row"] == expected[0].row
+    assert found["card"]["index"]["sentences"] == len(PAIRS) and "sentiment" in found["words"]["tasks"]
     np.testing.assert_allclose([score for _, score in found["found"]], [m.score for m in expected], atol=near)
     assert found["first"] == 2  # a sentence finds itself
     if form == "onnx":
