@@ -2,6 +2,7 @@
 
     with Batcher(predictor) as batcher:
         reply = batcher.submit(Question(texts=("Good.",), tasks=("sst",))).result()
+        reply = await batcher.ask(Question(texts=("Good.",), tasks=("sst",)))              # on an event loop
 
 While a batch runs, the next one gathers by itself. A caller who comes while nothing runs is answered at once; right after
 a batch, whose callers are likely to ask again, the worker waits for up to `wait` seconds for more.
@@ -9,11 +10,12 @@ a batch, whose callers are likely to ask again, the worker waits for up to `wait
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -54,7 +56,17 @@ class _Job:
     tokens: int
     """An estimate, before anything is tokenized."""
     arrived: float
-    future: Future[Reply] = field(default_factory=Future)
+    future: Future[Reply] | asyncio.Future[Reply] = field(default_factory=Future)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody still waits; who does cannot take the question back any more, or is not heard."""
+        if isinstance(self.future, asyncio.Future):
+            return not self.future.cancelled()
+        return self.future.set_running_or_notify_cancel()
+
+
+Outcome = Reply | Exception
 
 
 class Batcher:
@@ -118,8 +130,20 @@ class Batcher:
             QueueFullError: too much waits already.
             ClosedError: `close` was called.
         """
+        future: Future[Reply] = Future()
+        self._queue(question, future)
+        return future
+
+    async def ask(self, question: Question) -> Reply:
+        """The same on an event loop, which is told of all replies of a batch at once: that wakes it once, and waking it
+        costs more than the reply."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._queue(question, future)
+        return await future
+
+    def _queue(self, question: Question, future: Future[Reply] | asyncio.Future[Reply]) -> None:
         inputs = question.inputs(self.predictor)
-        job = _Job(question, inputs, self._estimate(inputs), time.perf_counter())
+        job = _Job(question, inputs, self._estimate(inputs), time.perf_counter(), future)
         with self._changed:
             if self._closed:
                 raise ClosedError("the server is shutting down; expected a request before that")
@@ -128,7 +152,6 @@ class Batcher:
             self._jobs.append(job)
             self._waiting += len(inputs)
             self._changed.notify()
-        return job.future
 
     def price(self, question: Question) -> int:
         """About how many tokens of a batch's budget a question takes."""
@@ -175,7 +198,7 @@ class Batcher:
                 while self._jobs and (not taken or (self.together and tokens + self._jobs[0].tokens <= self.budget)):
                     job = self._jobs.popleft()
                     self._waiting -= len(job.inputs)
-                    if job.future.set_running_or_notify_cancel():  # otherwise nobody waits for it any more
+                    if job.is_wanted:
                         taken.append(job)
                         tokens += job.tokens
                 if taken or (self._closed and not self._jobs):
@@ -190,22 +213,38 @@ class Batcher:
                 return
 
     def _answer(self, jobs: list[_Job]) -> None:
+        outcomes = self._outcomes(jobs)
+        loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Reply], Outcome]]] = {}
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if isinstance(job.future, asyncio.Future):
+                loops.setdefault(job.future.get_loop(), []).append((job.future, outcome))
+            else:
+                _settle(job.future, outcome)
+        for loop, settled in loops.items():
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_settle_all, settled)
+
+    def _outcomes(self, jobs: list[_Job]) -> Sequence[Outcome]:
+        """A reply for each, or what was wrong."""
         try:
-            replies = answer(self.predictor, [job.question for job in jobs])
+            return answer(self.predictor, [job.question for job in jobs])
         except Exception as error:
             if len(jobs) == 1:
-                _settle(jobs[0].future, error=error)
-                return
-            for job in jobs:  # one question must not spoil the answers to the others
-                self._answer([job])
-            return
-        for job, reply in zip(jobs, replies, strict=True):
-            _settle(job.future, reply)
+                return [error]
+            return [
+                outcome for job in jobs for outcome in self._outcomes([job])
+            ]  # one must not spoil the others' answers
 
 
-def _settle(future: Future[Reply], reply: Reply | None = None, *, error: Exception | None = None) -> None:
+def _settle_all(settled: Sequence[tuple[asyncio.Future[Reply], Outcome]]) -> None:
+    for future, outcome in settled:
+        if not future.done():
+            _settle(future, outcome)
+
+
+def _settle(future: Future[Reply] | asyncio.Future[Reply], outcome: Outcome) -> None:
     with suppress(InvalidStateError):
-        if error is not None:
-            future.set_exception(error)
-        elif reply is not None:
-            future.set_result(reply)
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

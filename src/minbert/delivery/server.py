@@ -127,6 +127,7 @@ def serve(settings: ServeSettings) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # of whom a request comes from nothing here makes use
         timeout_graceful_shutdown=math.ceil(settings.limits.timeout),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +101,7 @@ class Service:
         request.state.note["texts"] = count
         if count > self.limits.texts:
             raise MinbertError(f"{count} texts and pairs; expected at most {self.limits.texts}")
-        reply = await asyncio.wrap_future(self.batcher.submit(question))
+        reply = await self.batcher.ask(question)
         request.state.note |= {"encodings": reply.encodings, "tokens": reply.tokens}
         self.tokens.add(reply.tokens)
         return reply
@@ -130,7 +129,7 @@ class Service:
         for number, part in enumerate(self._parts(occlusion, tasks)):
             if number and await request.is_disconnected():
                 raise HTTPException(499, "the client left")
-            reply = await asyncio.wrap_future(self.batcher.submit(part))
+            reply = await self.batcher.ask(part)
             for task, found in reply.answers.items():
                 rows[task] += found
             if not number:  # whose first row is the whole text
