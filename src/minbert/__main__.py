@@ -2,4 +2,5 @@
 
 from minbert.cli import main
 
-main()
+if __name__ == "__main__":  # and not where another process only imports this
+    main()
