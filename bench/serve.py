@@ -46,7 +46,7 @@ from minbert.tasks import Task
 CLIENTS = 64
 TEXTS = 1024
 REQUESTS = 200_000  # of the memory run
-TURNS = 4  # of one task and several
+TURNS = 4  # of those that are compared
 
 
 @contextmanager
@@ -204,12 +204,25 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--precision", help="default int8; an export has its own")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="of the memory run, and the most of the others")
+    parser.add_argument("--workers", type=int, default=1, help="processes of the server")
     parser.add_argument("--quick", action="store_true", help="a few requests only")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as work:
         measure(arguments, Path(work))
+
+
+def medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of each figure over the turns, and all of the rates."""
+    middle = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    return middle | {"rounds": [one["requests_per_second"] for one in rounds]}
+
+
+def ratio_by_turn(served: list[dict[str, Any]], others: list[float]) -> dict[str, Any]:
+    """The median of the turns' own ratios."""
+    ratios = [one["requests_per_second"] / other for one, other in zip(served, others, strict=True)]
+    return {"median": statistics.median(ratios), "rounds": ratios}
 
 
 def measure(arguments: argparse.Namespace, work: Path) -> None:
@@ -225,31 +238,44 @@ def measure(arguments: argparse.Namespace, work: Path) -> None:
     short = [" ".join(text.split()[:12]) for text in texts]
     expected = [predictor.predict([text], tasks=[task])[task][0] for text in short]
     bodies = [{"texts": [text], "tasks": [task]} for text in short]
-    rate = offline(predictor, short, task, 1 if arguments.quick else 8)
+    options = ["--workers", str(arguments.workers)]
 
-    with serving(model, precision) as (port, pid, ready):
-        figures, answers = under_load(port, bodies, many, work)
+    with (
+        serving(model, precision, *options) as (port, pid, ready),
+        serving(model, precision, *options, "--no-batching") as (alone, _, _),
+    ):
+        found: dict[str, list[dict[str, Any]]] = {"served": [], "served_without_batching": []}
+        rates: list[float] = []
+        answers: list[Any] = []
+        for _ in range(TURNS):  # by turns, since the machine's speed changes; a server that is not asked costs nothing
+            rates.append(offline(predictor, short, task, 1 if arguments.quick else 2))
+            for name, place in (("served", port), ("served_without_batching", alone)):
+                figures, said = under_load(place, bodies, many // TURNS, work)
+                found[name].append(figures)
+                answers += said
         several = tasks_ratio(port, short, predictor.tasks, many, work)
         before = memory(pid)
         long, _ = under_load(port, bodies, total, work)
         after = memory(pid)
-    with serving(model, precision, "--no-batching") as (port, _, _):
-        single, _ = under_load(port, bodies, many, work)
+    middle = {name: medians(rounds) for name, rounds in found.items()}
     content = {
         "figure": f"{CLIENTS} clients with single texts of at most 12 words",
         "texts": source,
         "precision": precision,
         "model": "an export" if exported else "a model folder" if arguments.model else "minilm, fresh heads",
-        "offline_texts_per_second": rate,
-        "served": figures,
-        "served_without_batching": single,
-        "against_offline": figures["requests_per_second"] / rate,
-        "against_no_batching": figures["requests_per_second"] / single["requests_per_second"],
+        "workers": arguments.workers,
+        "turns": TURNS,
+        "offline_texts_per_second": statistics.median(rates),
+        **middle,
+        "against_offline": ratio_by_turn(found["served"], rates),
+        "against_no_batching": ratio_by_turn(
+            found["served"], [one["requests_per_second"] for one in found["served_without_batching"]]
+        ),
         "worst_difference": worst_difference(answers, expected, task),
         "several_tasks": several,
         "ready_seconds": ready,
         "memory": {"requests": total, "before": before, "after": after, "growth": after / before - 1, "load": long},
-        "command": f"python -m bench.serve {'MODEL ' if arguments.model else ''}--requests {total}",
+        "command": f"python -m bench.serve {'MODEL ' if arguments.model else ''}--workers {arguments.workers} --requests {total}",
         "environment": machine(torch.device("cpu")),
     }
     save(arguments.out, "serve" if total >= REQUESTS else "serve-short", content)
