@@ -56,6 +56,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "encoding": tables.encoding,
     "int8": tables.int8,
     "heads": tables.heads,
+    "serving": tables.serving,
     "scaling": tables.scaling,
     "tasks": tables.tasks,
     "curves": tables.curves,

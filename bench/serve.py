@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -131,9 +131,16 @@ def under_load(port: int, bodies: list[Any], requests: int, work: Path) -> tuple
 
 
 def memory(pid: int) -> int:
-    """Bytes that the process holds."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
+    """Bytes that the process and those that it started hold."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    lines = [line for one in family for line in Path(f"/proc/{one}/status").read_text().splitlines()]
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
 def offline(predictor: Predictor, texts: list[str], task: str, rounds: int) -> float:

@@ -144,6 +144,36 @@ def int8() -> str:
     return "\n".join([*lines, ""])
 
 
+def serving() -> str:
+    """The server under load, against its goals."""
+    content = found("serve")
+    if content is None:
+        return missing("python -m bench.serve MODEL")
+    load, memory, several = content["served"], content["memory"], content["several_tasks"]
+    rounds = {key: content[key]["rounds"] for key in ("against_offline", "against_no_batching")}
+    spread = {key: f"{min(found):.2f} to {max(found):.2f}" for key, found in rounds.items()}
+    lines = [
+        f"{content['figure']}, {content['precision']}, {content['model']} of minilm, `--workers {content['workers']}`, the "
+        f"median of {content['turns']} turns; {where(content)}; the load generator takes "
+        f"{load['generator_cores']:.2f} cores:",
+        "",
+        "| figure | found | goal |",
+        "|---|---|---|",
+        f"| requests a second, of the offline predictor's in batches of 64 | **{content['against_offline']['median']:.0%}** "
+        f"({spread['against_offline']}) | 70% |",
+        f"| of the same server with `--no-batching` | **{content['against_no_batching']['median']:.2f}x** "
+        f"({spread['against_no_batching']}) | 1.5x |",
+        f"| p99 / p50 | {load['p99_over_p50']:.1f} | at most 10 |",
+        f"| one request for {len(several['tasks'])} tasks that read the same, against one task | {several['cost']:.2f}x "
+        "| at most 1.15x |",
+        f"| from start to ready | {content['ready_seconds']:.1f} s | at most 5 s |",
+        f"| memory after {memory['requests']:,} requests | {memory['after'] / 2**20:.0f} MiB, {memory['growth']:+.1%} "
+        "| within 5% |",
+        f"| largest difference of an answer from the offline predictor's | {content['worst_difference']:.0e} | 1e-4 |",
+    ]
+    return "\n".join([*lines, ""])
+
+
 def heads() -> str:
     lines: list[str] = []
     for device in DEVICES:
