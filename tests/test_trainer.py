@@ -97,7 +97,7 @@ def test_unfreeze_adds_a_layer_each_epoch_from_the_top(make: Any) -> None:
 
 @pytest.mark.parametrize(("mode", "times"), [("finetune", 1), ("pretrain", 1), ("unfreeze", 4)])
 def test_what_was_recorded_is_forgotten_only_when_what_learns_changes(make: Any, mode: str, times: int) -> None:
-    """Recording the steps of a layout anew in each epoch took longer than a short epoch itself."""
+    """A recorded step is good for as long as the same parameters learn."""
     trainer, cleared = make("sst", training={"mode": mode, "epochs": 6}), []
     trainer.feeder.clear = lambda: cleared.append(trainer.step)
     trainer.train()
