@@ -292,7 +292,7 @@ def speed() -> str:
     lines = ["| each in one run on the same texts | found | device |", "|---|---|---|"]
     for entry in summary.summarise(BENCH):
         if entry["ours"] is not None:
-            reached = f"{entry['ours']:.0%}" if entry["target_of"] == "ours" else f"{entry['ratio']:.2f}x"
+            reached = f"{entry['ours']:.1%}" if entry["target_of"] == "ours" else f"{entry['ratio']:.2f}x"
             lines.append(f"| {entry['figure']} | **{reached}** | {entry['device']} |")
     encode, optimizer = found("encode"), found("optimizers")
     if optimizer is not None:
