@@ -30,8 +30,8 @@ def training(folder: Path) -> Callable[[Any], None] | None:
         for name, found in (content or {}).get("models", {}).items():
             groups.append((f"{name}, {LABELS[device]}\nagainst a Hugging Face loop", found))
         pairs = load(folder, f"pairs-{device}")
-        if pairs and "ours" in pairs:
-            groups.append((f"minilm, {LABELS[device]}\nagainst sentence-transformers'\ntrainer, pairs", pairs))
+        for name, found in (pairs or {}).get("models", {}).items():
+            groups.append((f"{name}, {LABELS[device]}\nagainst sentence-transformers'\ntrainer, pairs", found))
     if not groups:
         return None
 

@@ -72,13 +72,14 @@ def load(folder: Path, name: str) -> Content | None:
     return None if content.get("quick") else content
 
 
-def rates(found: Content) -> Pair:
-    return found["ours"]["examples_per_second"]["median"], found["peer"]["examples_per_second"]["median"]
-
-
 def training(name: str) -> Callable[[Content], Pair]:
     """Rates of the median round; their ratio is that of the medians."""
-    return lambda content: rates(content["models"][name])
+
+    def read(content: Content) -> Pair:
+        ours, peer = (content["models"][name][who]["examples_per_second"]["median"] for who in ("ours", "peer"))
+        return ours, peer
+
+    return read
 
 
 def utilisation(found: Content) -> Pair:
@@ -105,7 +106,16 @@ def encoding(ours: str, *peers: str) -> Callable[[Content], Pair]:
 GOALS = (
     Goal("GPU training, minilm, ours / plain Hugging Face loop", "examples/s", 10.0, "train-cuda", training("minilm")),
     Goal("GPU training, mpnet, ours / plain Hugging Face loop", "examples/s", 5.0, "train-cuda", training("mpnet")),
-    Goal("GPU training, pairs, ours / sentence-transformers' trainer", "examples/s", 2.0, "pairs-cuda", rates),
+    *(
+        Goal(
+            f"GPU training, pairs, {name}, ours / sentence-transformers' trainer",
+            "examples/s",
+            2.0,
+            "pairs-cuda",
+            training(name),
+        )
+        for name in ("minilm", "mpnet")
+    ),
     Goal(
         "GPU encoding, ours / sentence-transformers bf16",
         "sentences/s",

@@ -100,19 +100,25 @@ def pairs() -> str:
     lines: list[str] = []
     for device in DEVICES:
         content = found(f"pairs-{device}")
-        if content is None or "ours" not in content:
+        if content is None or not content["models"]:
             why = f" ({content['not_measured']})" if content else ""
             lines += [f"{LABELS[device]}{why}: {missing(f'python -m bench.pairs --device {device}')}"]
             continue
-        rates = " | ".join(value(content[who]["examples_per_second"]) for who in ("ours", "peer"))
-        notes = content["peer"]["notes"]
         lines += [
             f"| {LABELS[device]}, {content['precision']}, 32 pairs a step | ours, pairs/s | sentence-transformers | ours / peer |",
             "|---|---|---|---|",
-            f"| {content['model']['name']} | {rates} | {times(content['ratio'])} |",
+        ]
+        for name, row in content["models"].items():
+            rates = " | ".join(value(row[who]["examples_per_second"]) for who in ("ours", "peer"))
+            lines.append(f"| {name} | {rates} | {times(row['ratio'])} |")
+        attention = ", ".join(
+            f"{row['peer']['notes']['attention']} for {name}" for name, row in content["models"].items()
+        )
+        notes = next(iter(content["models"].values()))["peer"]["notes"]
+        lines += [
             "",
-            f"`{content['command']}`; {content['source']}; {timing(content)}; the peer's attention: "
-            f"{notes['attention']}, its rows: {notes['rows']}.",
+            f"`{content['command']}`; {content['source']}; {timing(content)}; the peer's attention: {attention}, "
+            f"its rows: {notes['rows']}.",
             f"{where(content)}.",
             "",
         ]

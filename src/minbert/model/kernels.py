@@ -137,6 +137,19 @@ def _norm_backward(
         tl.store(at + 2 * WIDTH, tl.sum(for_bias, 0), mask=inside)
 
 
+@triton.jit(do_not_specialize=["first", "count"])
+def _add_shares(shares, out, width, first, count, rows_in_all, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """out[c] = the sum of column first + c of the shares."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < count
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, rows_in_all, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        real = (rows[:, None] < rows_in_all) & inside[None, :]
+        total += tl.load(shares + rows[:, None] * width + first + columns[None, :], mask=real, other=0.0)
+    tl.store(out + columns, tl.sum(total, 0), mask=inside)
+
+
 @triton.jit(do_not_specialize=["site"])
 def _embed_forward(
     ids, positions, segments, token_table, position_table, segment_table, gamma, beta, out, summed, moments, seeds,
@@ -257,7 +270,12 @@ class ColumnSums:
     def add(self) -> Tensor:
         """The sums of the columns that were taken since the last time."""
         first, self.added = self.added, self.used
-        return self.shares[:, first : self.used].sum(0)
+        rows, width = self.shares.shape
+        found = torch.empty(self.used - first, device=self.shares.device)
+        _add_shares[(triton.cdiv(len(found), 32),)](
+            self.shares, found, width, first, len(found), rows, ROWS=128, COLUMNS=32, num_warps=8
+        )
+        return found
 
 
 def norm(
