@@ -17,6 +17,7 @@ python -m bench.gpu --device cpu --quick      # a few steps of everything, to se
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import time
@@ -37,7 +38,9 @@ def encode(settings: Settings) -> None:
     options += ["--data", str(settings.data)] if settings.data else []
     options += [word for name, folder in settings.folders.items() for word in (f"--{name}", str(folder))]
     options += ["--quick"] if settings.quick else []
-    subprocess.run([sys.executable, "-m", "bench.encode", *options], check=True)
+    # The Hugging Face loop switches the tokenizers' threads off for its workers: not for this.
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    subprocess.run([sys.executable, "-m", "bench.encode", *options], check=True, env=environment)
 
 
 def profiles(settings: Settings) -> None:
