@@ -28,21 +28,21 @@ def training(folder: Path) -> Callable[[Any], None] | None:
     for device in DEVICES:
         content = load(folder, f"train-{device}")
         for name, found in (content or {}).get("models", {}).items():
-            groups.append((f"{name}, {LABELS[device]}\nagainst a Hugging Face loop", found))
+            groups.append((f"{name}, {LABELS[device]}, against\na Hugging Face loop", found))
         pairs = load(folder, f"pairs-{device}")
         for name, found in (pairs or {}).get("models", {}).items():
-            groups.append((f"{name}, {LABELS[device]}\nagainst sentence-transformers'\ntrainer, pairs", found))
+            groups.append((f"{name}, {LABELS[device]}, pairs, against\nsentence-transformers' trainer", found))
     if not groups:
         return None
 
     def draw(figure: Any) -> None:
         for place, (label, found) in enumerate(groups):
-            axes = figure.add_subplot(1, len(groups), place + 1)
+            axes = figure.add_subplot(-(-len(groups) // 3), 3, place + 1)
             for spot, (who, colour) in enumerate((("ours", OURS), ("peer", PEER))):
                 _bar(axes, spot, found[who]["examples_per_second"], colour)
             axes.set_xticks([0, 1], ["minbert", "peer"])
             axes.set_title(f"{label}\n{found['ratio']['median']:.2f}x", fontsize=9)
-        figure.axes[0].set_ylabel("examples/s, 64 texts a step")
+            axes.set_ylabel("" if place % 3 else "examples/s, 64 texts a step")
 
     return draw
 
@@ -190,7 +190,7 @@ def _logarithmic(axes: Axes, across: str, up: str, *, vertical: bool = True) -> 
 
 
 FIGURES: dict[str, tuple[Callable[[Path], Callable[[Any], None] | None], tuple[float, float]]] = {
-    "training": (training, (9, 3.2)),
+    "training": (training, (9, 6.0)),
     "scaling": (scaling, (9, 3.4)),
     "memory": (memory, (5.5, 3.4)),
     "tasks": (tasks, (7, 3.0)),

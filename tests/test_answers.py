@@ -113,8 +113,9 @@ def test_an_order_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parity
-def test_a_chance_of_a_high_score_is_laid_over_the_scale() -> None:
-    task = scorer(loss="bce-threshold", low=1.0, high=5.0)
+@pytest.mark.parametrize("loss", ["bce-threshold", "sigmoid-mse"])
+def test_a_sigmoid_is_laid_over_the_scale(loss: str) -> None:
+    task = scorer(loss=loss, low=1.0, high=5.0)
     raw = column(-1000.0, -2.0, 0.0, 1.0, 1000.0)
     with np.errstate(over="raise", invalid="raise"):
         found = decode(task, raw).predictions

@@ -28,6 +28,7 @@ from minbert.training.losses import (
     cosine_mse,
     cross_entropy,
     mean_squared_error,
+    sigmoid_mse,
     thresholded_bce,
 )
 
@@ -150,6 +151,12 @@ def test_mean_squared_error_by_hand() -> None:
     assert mean_squared_error(torch.tensor([[1.0], [4.0]]), torch.tensor([3.0, 4.5])).item() == (4 + 0.25) / 2
 
 
+def test_sigmoid_mse_lays_the_sigmoid_over_the_scale() -> None:
+    """A logit of 0 is the middle, 3; a large one the top, 5."""
+    found = sigmoid_mse(torch.tensor([[0.0], [100.0]]), torch.tensor([4.0, 3.0]), low=1.0, high=5.0)
+    assert found.item() == (1 + 4) / 2
+
+
 def test_cosine_mse_compares_the_cosine_with_the_score_brought_to_one() -> None:
     outputs, scores = torch.tensor([[2.5], [-5.0]]), torch.tensor([3.0, 1.0])  # cosines 0.5 and -1; scores 0.5 and 0
     assert cosine_mse(outputs, scores, scale=5.0, low=1.0, high=5.0).item() == pytest.approx((0 + 1) / 2)
@@ -231,6 +238,11 @@ def test_every_loss_of_the_table_is_built_with_the_tasks_settings() -> None:
             (one, scores),
             torch.tensor(plain_cosent((one[:, 0] / 2).double().numpy(), scores.double().numpy())).float(),
         ),
+        "sigmoid-mse": (
+            scorer(loss="sigmoid-mse", low=1.0, high=5.0),
+            (one, scores),
+            F.mse_loss(1 + 4 * torch.sigmoid(one[:, 0]), scores),
+        ),
         "bce-threshold": (
             scorer(loss="bce-threshold", threshold=4.0),
             (one, scores),
@@ -265,6 +277,7 @@ WITH_GAPS: dict[str, tuple[Task, int]] = {
     "bce": (classifier(2, loss="bce"), 1),
     "bce, weighted and smoothed": (classifier(2, loss="bce", class_weights=(1.0, 3.0), label_smoothing=0.1), 1),
     "mse": (scorer(), 1),
+    "sigmoid-mse": (scorer(loss="sigmoid-mse", low=1.0, high=5.0), 1),
     "cosine-mse": (scorer(head="cosine", loss="cosine-mse", low=-1.0, high=5.0, scale=2.0), 1),
     "cosent": (scorer(head="cosine", loss="cosent", scale=2.0), 1),
     "bce-threshold": (scorer(loss="bce-threshold", threshold=2.0), 1),

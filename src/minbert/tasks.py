@@ -149,6 +149,11 @@ class Task:
         return TWO if self.is_contrastive else self.views
 
     @property
+    def has_sigmoid(self) -> bool:
+        """Whether the score is a sigmoid of the head's number, laid over the scale."""
+        return self.loss in ("bce-threshold", "sigmoid-mse")
+
+    @property
     def outputs(self) -> int:
         """Numbers that the head gives for a row."""
         return len(self.classes) if self.loss == "cross-entropy" else 1
@@ -206,6 +211,7 @@ LOSSES: dict[str, tuple[Kind, ...]] = {
     "cross-entropy": ("classification", "pair-classification"),
     "bce": ("classification", "pair-classification"),
     "mse": ("regression", "pair-regression"),
+    "sigmoid-mse": ("regression", "pair-regression"),
     "cosine-mse": ("pair-regression",),
     "cosent": ("pair-regression",),
     "bce-threshold": ("regression", "pair-regression"),

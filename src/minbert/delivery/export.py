@@ -214,7 +214,7 @@ def _how_to_answer(task: Task, decision: Decision) -> dict[str, Any]:
             found["threshold"] = decision.threshold
         return {**found, "probabilities": each, "answer": rule}
     scale = {"low": task.low, "high": task.high}
-    if task.loss == "bce-threshold":
+    if task.has_sigmoid:
         return {**scale, "answer": "low + (high - low) * sigmoid(output)"}
     if task.loss == "cosent" or task.loss in CONTRASTIVE:
         return {"answer": "output; only its order means something"}

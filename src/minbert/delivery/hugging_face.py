@@ -60,7 +60,7 @@ def as_classifier(predictor: Predictor, task: Task) -> Classifier | str:
     how, common = model.poolings[task.name], model.common is not None and task.name in model.common_tasks
     if task.head != "linear" or len(task.answer_views) != 1 or task.is_masked:
         return f'its head is "{task.head}" over {len(task.answer_views)} views; a linear one over one is possible'
-    if task.loss == "bce-threshold":
+    if task.has_sigmoid:
         return "its score is a sigmoid laid over the scale, which transformers does not know"
     if how == "cls" and common:
         layer = cast("nn.Linear", cast("nn.Sequential", model.common)[0])

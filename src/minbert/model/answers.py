@@ -66,7 +66,7 @@ def mean_outputs(task: Task, tasks: Sequence[Task], outputs: Sequence[NDArray[np
         logs = np.log(np.maximum(mean, 1e-300))  # (rows, classes)
         return (logs if task.outputs > 1 else logs[:, 1:] - logs[:, :1]).astype(np.float32)
     scores = np.mean([answer.predictions for answer in answers], axis=0)[:, None]
-    if task.loss == "bce-threshold":  # decode lays a sigmoid over the scale: this is the way back
+    if task.has_sigmoid:  # decode lays a sigmoid over the scale: this is the way back
         share = np.clip((scores - task.low) / (task.high - task.low), 1e-12, 1 - 1e-12)
         scores = 2 * np.arctanh(2 * share - 1)
     return scores.astype(np.float32)
@@ -83,7 +83,7 @@ def probabilities_of(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _scores(task: Task, raw: NDArray[np.float64]) -> NDArray[np.float64]:
-    if task.loss == "bce-threshold":  # a probability that the score is high: laid over the scale
+    if task.has_sigmoid:
         return task.low + (task.high - task.low) * (1 + np.tanh(raw / 2)) / 2  # a sigmoid that cannot overflow
     if task.loss == "cosent" or task.loss in CONTRASTIVE:  # only the order was learnt: nothing to clip to
         return raw

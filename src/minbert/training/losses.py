@@ -53,6 +53,11 @@ def mean_squared_error(outputs: Tensor, scores: Tensor) -> Tensor:
     return _mean((outputs[:, 0] - scores.nan_to_num()) ** 2, scores)
 
 
+def sigmoid_mse(logits: Tensor, scores: Tensor, *, low: float, high: float) -> Tensor:
+    """The sigmoid laid over the scale, against the score: a small logit reaches all of it."""
+    return mean_squared_error(low + (high - low) * torch.sigmoid(logits), scores)
+
+
 def cosine_mse(outputs: Tensor, scores: Tensor, *, scale: float, low: float, high: float) -> Tensor:
     """The cosine itself against the score brought to 0..1."""
     wanted = (scores.nan_to_num(nan=low) - low) / (high - low)
@@ -98,6 +103,7 @@ def build_loss(task: Task, device: torch.device | str = "cpu") -> Loss:
         "cross-entropy": with_classes(cross_entropy),
         "bce": with_classes(binary_cross_entropy),
         "mse": mean_squared_error,
+        "sigmoid-mse": lambda logits, scores: sigmoid_mse(logits, scores, low=task.low, high=task.high),
         "cosine-mse": lambda outputs, scores: cosine_mse(
             outputs, scores, scale=task.scale, low=task.low, high=task.high
         ),
