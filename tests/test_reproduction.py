@@ -485,7 +485,7 @@ def test_the_page_has_their_numbers_ours_and_what_was_not_run(
     assert "Not run: `3-other`." in page
     assert "All of them: at most 6 steps a run, `seed=1`." in lines
     assert "4 runs, 0.0 hours of training on abacus; commits abc." in lines
-    assert "| tiny | 2 of 4 | 4 | 1 | 1 | 0 |" in lines  # +.1 for each seed: better, so not "no better"
+    assert "| tiny | 2 of 4 | 4 | 1 | 1 | 0 | 0 |" in lines  # +.1 for each seed: better, so not "no better"
     (finding,) = [line for line in lines if "The mean is better." in line]
     assert finding.split(" | ")[1:] == ["overall", "+0.150", "+0.100 (+0.100 to +0.100)", "2", "**held** |"]
     assert "Their test scores of [Mean](recipes/smith/2-mean.toml): SST 0.510, overall 0.610." in page
@@ -502,7 +502,7 @@ def test_runs_under_different_conditions_are_shown_but_not_compared(
     page = build_page(papers, load_results(papers, settings.results), tmp_path)
     assert "- whole runs: `1-plain`" in page
     assert "- at most 6 steps a run: `2-mean`" in page
-    assert "| tiny | 2 of 4 | 4 | 0 | 0 | 2 |" in page
+    assert "| tiny | 2 of 4 | 4 | 0 | 0 | 0 | 2 |" in page
 
 
 def test_results_of_an_older_recipe_are_marked(

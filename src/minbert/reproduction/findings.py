@@ -68,6 +68,11 @@ class Verdict:
     """One, or one for each task."""
 
     @property
+    def seeds(self) -> int:
+        """That both rows have."""
+        return max((len(difference.values) for difference in self.differences), default=0)
+
+    @property
     def word(self) -> str:
         """Of every task it holds only if it does of each."""
         words = {difference.word(self.finding.kind) for difference in self.differences} or {UNDECIDED}

@@ -88,6 +88,8 @@ class Found:
         return True
 
 
+NOT_COMPARED = "not compared"
+
 Results = dict[str, dict[str, Found]]
 """By encoder and row."""
 
@@ -152,11 +154,15 @@ def _summary(papers: Mapping[str, Paper], results: Results) -> str:
     total = sum(len(paper.rows) for paper in papers.values())
     if not results:
         return f"**Nothing has been run yet**: {total} rows wait for `minbert reproduce --encoder minilm --data DIR`.\n"
-    lines = ["| encoder | rows run | runs | held | did not hold | undecided |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| encoder | rows run | runs | findings that held | did not hold | undecided | not compared |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for encoder, found in results.items():
-        words = Counter(verdict.word for paper in papers.values() for verdict in verdicts(paper, found))
+        judged = [verdict for paper in papers.values() for verdict in verdicts(paper, found)]
+        words = Counter(verdict.word if verdict.seeds else NOT_COMPARED for verdict in judged)
         runs = sum(len(row.by_seed) for row in found.values())
-        counts = " | ".join(str(words[word]) for word in (HELD, DID_NOT_HOLD, UNDECIDED))
+        counts = " | ".join(str(words[word]) for word in (HELD, DID_NOT_HOLD, UNDECIDED, NOT_COMPARED))
         lines.append(f"| {encoder} | {len(found)} of {total} | {runs} | {counts} |")
     return "\n".join([*lines, ""])
 
@@ -172,12 +178,12 @@ def _section(paper: Paper, results: Results, folder: Path) -> str:
         parts += [f"### {paper.name} with {encoder}", "", *_conditions(encoder, found), ""]
         parts += [*_table(paper, found, folder, every=place == 0), ""]
         missing = [row for row in paper.rows.values() if row.key not in found]
-        if missing:
+        if missing and place == 0:  # with further encoders only some rows are run
             parts += ["Not run: " + ", ".join(f"`{row.name}`" for row in missing) + ".", ""]
         parts.append(_picture(folder, f"{paper.name}-{encoder}", f"{paper.name}, {encoder}: score of each row"))
         parts.append(_picture(folder, f"{paper.name}-{encoder}-saving", SAVING_TEXT))
         parts.append(_picture(folder, f"{paper.name}-{encoder}-overlap", OVERLAP_TEXT))
-        if paper.claims.findings:
+        if any(verdict.seeds for verdict in verdicts(paper, found)):
             parts += [*_findings(paper, found), ""]
     notes = [f"- {_link(row, folder)}: {row.reported.note}" for row in paper.rows.values() if row.reported.note]
     if notes:
@@ -282,11 +288,10 @@ def _findings(paper: Paper, found: Mapping[str, Found]) -> list[str]:
         ours = "<br>".join(
             _interval(difference, several=len(verdict.differences) > 1) for difference in verdict.differences
         )
-        seeds = max((len(difference.values) for difference in verdict.differences), default=0)
         rows = f"`{one.better}` {'over' if one.kind == 'better' else 'no better than'} `{one.worse}`"
         on = LABELS.get(one.on, one.on)
         lines.append(
-            f"| {one.claim} ({one.where}; {rows}) | {on} | {_their_difference(paper, one)} | {ours} | {seeds} | "
+            f"| {one.claim} ({one.where}; {rows}) | {on} | {_their_difference(paper, one)} | {ours} | {verdict.seeds} | "
             f"**{verdict.word}** |"
         )
     return lines
