@@ -305,7 +305,7 @@ def test_a_predictor_runs_an_export(tmp_path: Path, tiny_encoder: Path, mpnet: P
     assert "holds no torch model" in refusal(lambda: Predictor.load(tmp_path / "0").model)
     manifest = read_export(tmp_path / "0")
     (tmp_path / "0" / "manifest.json").write_text(json.dumps(manifest | {"format": 1}), encoding="utf-8")
-    assert "format 1; this minbert reads format 2: minbert export again" in refusal(
+    assert "format 1; this minbert reads format 3: minbert export again" in refusal(
         lambda: minbert.load(tmp_path / "0")
     )
     (tmp_path / "0" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")

@@ -21,12 +21,14 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 from minbert.cli import app
+from minbert.data.batches import pad
 from minbert.data.tokenizer import Tokens
 from minbert.delivery import onnx_encoder, onnx_graph
 from minbert.delivery.backends import choose_backend
 from minbert.delivery.embedder import Embedder
-from minbert.delivery.onnx_encoder import OnnxEncoder, Precision, onnx_file
-from minbert.delivery.onnx_graph import build_onnx, measure_peaks, quantize
+from minbert.delivery.int8 import measure_ranges, quantize, vocabulary_tokens
+from minbert.delivery.onnx_encoder import OnnxEncoder, Precision, calibration_tokens, onnx_file
+from minbert.delivery.onnx_graph import build_onnx
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError, MissingExtraError
 from minbert.evaluating import evaluate_model
@@ -195,6 +197,63 @@ def test_int8_is_near(kind: str) -> None:
         assert cosines(found[how], expected).mean() > 0.99, how
 
 
+def test_int8_without_calibration_is_near_too() -> None:
+    encoder = made(BERT)
+    tokens = sequences(*range(2, 38))
+    near = cosines(opened(encoder, "int8").encode(tokens, ["mean"])["mean"], by_torch(encoder, tokens)["mean"])
+    assert near.mean() > 0.99
+
+
+class OneRun:
+    """A file asked for the mean vectors of a padded batch in one run, however many tokens it is."""
+
+    def __init__(self, file: bytes, pad_id: int) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session, self.pad_id = onnxruntime.InferenceSession(file, options), pad_id
+
+    def __call__(self, tokens: Tokens) -> np.ndarray:
+        batch = pad(tokens, np.arange(len(tokens)), self.pad_id)
+        feed = {entry.name: getattr(batch, entry.name) for entry in self.session.get_inputs()}
+        return self.session.run(["mean"], feed)[0]
+
+    def one_by_one(self, tokens: Tokens) -> np.ndarray:
+        return np.concatenate([self(tokens.take([row])) for row in range(len(tokens))])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_int8_does_not_depend_on_its_company(kind: str, calibrated: bool) -> None:
+    """Not even on tokens whose vectors are far larger than all that was measured, at every length."""
+    encoder, rng = made(KINDS[kind]), np.random.default_rng(0)
+    calibration = sequences(*[20] * 20, vocab=40, seed=1) if calibrated else None
+    with torch.no_grad():
+        encoder.embeddings.tokens.weight[45:] *= 50
+    run = OneRun(
+        build_onnx(encoder, precision="int8", calibration=calibration).SerializeToString(), encoder.config.pad_id
+    )
+    tokens = sequences(*range(1, 38), vocab=40)
+    alone = run.one_by_one(tokens)
+    for _ in range(8):
+        rows = rng.permutation(len(tokens))[: rng.integers(1, 12)]
+        strangers = sequences(*rng.integers(1, 39, 3))
+        strangers.ids[:] = rng.integers(45, 50, len(strangers.ids))
+        together = run(Tokens.join([tokens.take(rows), strangers]))[: len(rows)]
+        assert np.abs(together - alone[rows]).max() < 1e-5
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["minilm", pytest.param("mpnet", marks=pytest.mark.slow)])
+def test_a_published_encoder_in_int8_in_any_company(encoder_folder: Callable[[str], Path], name: str) -> None:
+    folder = encoder_folder(name)
+    tokenizer = Embedder.load(folder).tokenizer
+    run = OneRun(onnx_file(folder, "int8").read_bytes(), tokenizer.pad_id)
+    tokens = tokenizer.encode([*TEXTS, *PAIRS, "", "No.", "It rained all day, and then it rained all night."])
+    strangers = tokenizer.encode(["!" * 300, "zqx 9$% \u4f60\u597d", " ".join(TEXTS * 4)])
+    together = run(Tokens.join([strangers, tokens]))[len(strangers) :]
+    assert np.abs(together - run.one_by_one(tokens)).max() < 1e-5
+
+
 def test_outliers_are_taken_care_of() -> None:
     """One channel after each norm and one unit of each feed-forward layer thirty times the others."""
     encoder = made(BERT)
@@ -206,25 +265,43 @@ def test_outliers_are_taken_care_of() -> None:
             layer.feed_forward.down.weight[:, 5] /= 30  # type: ignore[union-attr, operator]
     tokens, typical = sequences(*range(2, 38)), sequences(*[20] * 20, seed=1)
     expected = by_torch(encoder, tokens)["mean"]
-    plain = cosines(opened(encoder, "int8").encode(tokens, ["mean"])["mean"], expected)
     cared = cosines(opened(encoder, "int8", calibration=typical).encode(tokens, ["mean"])["mean"], expected)
     assert cared.mean() > 0.995
-    assert np.median(1 - cared) < np.median(1 - plain) / 10
-    graph = onnx_graph.EncoderGraph(encoder, int8=True, peaks=measure_peaks(encoder, typical))
+    graph = onnx_graph.EncoderGraph(encoder, measure_ranges(encoder, typical))
     assert graph._outliers("layers.1.feed_forward.down").tolist() == [5]
-    exact = onnx_graph.EncoderGraph(encoder, int8=False, peaks={})
+    factor = graph._balance("layers.1.feed_forward.up")
+    assert factor is not None
+    assert factor[3] > 5 * np.median(factor)
+    exact = onnx_graph.EncoderGraph(encoder, {})
     assert exact._outliers("layers.1.feed_forward.down").tolist() == []
 
 
-def test_peaks_do_not_see_padding() -> None:
+def test_ranges_do_not_see_padding() -> None:
     encoder = made(BERT)
-    alone = [measure_peaks(encoder, sequences(*[length], seed=seed)) for seed, length in enumerate((4, 31))]
-    both = measure_peaks(encoder, Tokens.join([sequences(4, seed=0), sequences(31, seed=1)]))
-    assert set(both) == {
-        f"layers.{n}.{part}" for n in range(3) for part in ("attention.qkv", "feed_forward.up", "feed_forward.down")
-    }
-    for name, peak in both.items():
-        np.testing.assert_allclose(peak, np.maximum(alone[0][name], alone[1][name]), atol=1e-5)
+    alone = [measure_ranges(encoder, sequences(*[length], seed=seed)) for seed, length in enumerate((4, 31))]
+    both = measure_ranges(encoder, Tokens.join([sequences(4, seed=0), sequences(31, seed=1)]))
+    parts = ("attention.qkv", "attention.out", "feed_forward.up", "feed_forward.down")
+    assert set(both) == {f"layers.{n}.{part}" for n in range(3) for part in parts}
+    for name, found in both.items():
+        np.testing.assert_allclose(found.low, np.minimum(*(one[name].low for one in alone)), atol=1e-5)
+        np.testing.assert_allclose(found.high, np.maximum(*(one[name].high for one in alone)), atol=1e-5)
+        assert (found.low <= 0).all()
+        assert (found.high >= 0).all()
+
+
+@pytest.mark.parametrize("config", [BERT, MPNET, EncoderConfig(**{**SHAPE, "vocab_size": 7, "positions": 3})])
+def test_tokens_of_the_whole_vocabulary(config: EncoderConfig) -> None:
+    tokens = vocabulary_tokens(config)
+    assert set(tokens.ids.tolist()) == set(range(config.vocab_size))
+    assert set(tokens.segments.tolist()) == set(range(max(1, config.segments)))
+    assert (tokens.lengths.min(), tokens.lengths.max()) == (1, 2 if config.positions == 3 else 32)
+
+
+def test_ranges_are_measured_with_texts_and_pairs(tiny_folder: Path) -> None:
+    tokens = calibration_tokens(Embedder.load(tiny_folder).tokenizer, max_tokens=12)
+    assert len(tokens) > 200
+    assert tokens.lengths.max() == 12
+    assert set(tokens.segments.tolist()) == {0, 1}
 
 
 @given(outputs=st.integers(1, 5), inputs=st.integers(1, 9), seed=st.integers(0, 99))

@@ -359,7 +359,11 @@ def test_in_int8_an_answer_does_not_depend_on_its_company(folder: Path, monkeypa
     with TestClient(app_of_environment()) as client:
         together = client.post("/v1/embed", json={"texts": texts}).json()["embeddings"]
         alone = [client.post("/v1/embed", json={"texts": [text]}).json()["embeddings"][0] for text in texts]
-    assert together == alone
+        answers = client.post("/v1/predict", json={"texts": texts, "tasks": ["sst"]}).json()["texts"]
+        for text, row in zip(texts, answers, strict=True):
+            own = client.post("/v1/predict", json={"texts": [text], "tasks": ["sst"]}).json()["texts"][0]
+            assert row["sst"]["probabilities"] == pytest.approx(own["sst"]["probabilities"], abs=1e-6)
+    np.testing.assert_allclose(together, alone, atol=1e-6)
 
 
 # --- real processes -------------------------------------------------------------------------------------------------

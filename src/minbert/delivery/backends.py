@@ -55,8 +55,8 @@ class Backend(PooledEncoder, Protocol):
     def outputs_of(self, inputs: Inputs) -> NDArray[np.float32]:
         """A task's outputs for a whole split that is tokenized already; see `multitask.outputs_of`."""
 
-    def steady(self, threads: int) -> None:
-        """Use that many cores, and give a text the same answer whatever it is batched with."""
+    def use_threads(self, threads: int) -> None:
+        """Use at most that many cores."""
 
 
 def choose_backend(precision: str, backend: str | None, device: str) -> BackendName:

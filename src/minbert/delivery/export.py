@@ -22,7 +22,7 @@ from minbert.atomic import atomic_folder
 from minbert.data.inputs import tokenize_view
 from minbert.delivery.card import Card, write_card
 from minbert.delivery.exported import FORMAT, MANIFEST, MODEL, OnnxModel
-from minbert.delivery.onnx_encoder import CALIBRATION, sample_texts
+from minbert.delivery.onnx_encoder import calibration_tokens
 from minbert.delivery.onnx_names import EMBEDDING, KNOWN, output_name
 from minbert.delivery.predictor import Predictor
 from minbert.delivery.torch_backend import TorchBackend
@@ -123,9 +123,7 @@ def _write_onnx(
     require("onnx", "export", "minbert export --to onnx")
     from minbert.delivery.onnx_heads import build_multitask
 
-    calibration = (
-        predictor.tokenizer.encode(sample_texts()[:CALIBRATION], max_tokens=predictor.max_tokens) if int8 else None
-    )
+    calibration = calibration_tokens(predictor.tokenizer, predictor.max_tokens) if int8 else None
     graph = build_multitask(
         predictor.model,
         pooling=predictor.manifest.model.pooling,

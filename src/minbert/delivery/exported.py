@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from minbert.data.batches import Padded
     from minbert.data.inputs import Inputs
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST, MODEL = "manifest.json", "model.onnx"
 ROWS = 4096  # that a head answers at once
 
@@ -117,7 +117,6 @@ class OnnxModel(OnnxEncoder):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["file"], state["manifest"], threads=state["threads"])  # type: ignore[misc]
-        self.apart = state["apart"]
 
 
 def is_export(folder: Path) -> bool:

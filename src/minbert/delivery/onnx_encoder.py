@@ -4,7 +4,8 @@
     encoder.encode(tokens, ["mean"])["mean"]                # (sequences, width), in the sequences' order
 
 Batches are small enough for a core's own cache, and each core works on batches of its own: a product that two cores
-share makes them wait for each other, and the parts between the products would be done by one of them.
+share makes them wait for each other, and the parts between the products would be done by one of them. What else is in a
+batch moves a vector's numbers by some 1e-7, in int8 too, whose ranges are fixed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ Precision = Literal["fp32", "int8"]
 
 TOKEN_BUDGET = 256  # of a batch: its widest activations fit a core's second-level cache
 CALIBRATION = 200  # sentences of the embedded sample
-REVISION = 4  # of what onnx_graph writes: a file of another is not used
+ODD = ("", "a", ".", "?!", "\u00e9\u4f60\u0434", "0" * 50, "the " * 60)  # texts unlike those
+REVISION = 5  # of what onnx_graph writes: a file of another is not used
 
 
 class OnnxEncoder:
@@ -46,10 +48,6 @@ class OnnxEncoder:
         threads: how many batches are computed at once; default the cores that are really ours.
         optimize: let ONNX Runtime fuse what it will, as a session of its own defaults does; slower for this graph.
     """
-
-    apart = False
-    """Each sequence is a batch of its own. In int8 the range of a batch's activations is measured at each product, so that
-    vectors depend a little on what else is in it; apart, they do not. Takes longer."""
 
     def __init__(self, file: Path | bytes, *, threads: int | None = None, optimize: bool = False) -> None:
         self._file = file
@@ -96,7 +94,7 @@ class OnnxEncoder:
             how: np.empty((len(tokens), self.width), np.float32) for how in names
         }
         fair = -(-int(tokens.lengths.sum()) // self.threads)  # few sequences are shared out too
-        plan = plan_batches(tokens.lengths, tokens=max(1, min(TOKEN_BUDGET, fair)), rows=1 if self.apart else None)
+        plan = plan_batches(tokens.lengths, tokens=max(1, min(TOKEN_BUDGET, fair)))
 
         def run(rows: NDArray[np.int64]) -> int:
             found = self._run([self._outputs[how] for how in names], self._feed(pad(tokens, rows, self.pad_id)))
@@ -113,9 +111,8 @@ class OnnxEncoder:
                 self._tell(progress, count)
         return pooled
 
-    def steady(self, threads: int) -> None:
-        """Use that many cores, and give a sequence the same vector whatever else is encoded with it."""
-        self.threads, self.apart = threads, self.precision == "int8"
+    def use_threads(self, threads: int) -> None:
+        self.threads = threads
 
     def _feed(self, batch: Padded) -> dict[str, NDArray[Any]]:
         feed: dict[str, NDArray[Any]] = {"ids": batch.ids, "mask": batch.mask, "segments": batch.segments}
@@ -152,12 +149,10 @@ class OnnxEncoder:
         return {
             "file": self._file if isinstance(self._file, bytes) else self._file.read_bytes(),
             "threads": self.threads,
-            "apart": self.apart,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["file"], threads=state["threads"])  # type: ignore[misc]
-        self.apart = state["apart"]
 
 
 def onnx_file(folder: Path, precision: Precision) -> Path:
@@ -174,7 +169,7 @@ def onnx_file(folder: Path, precision: Precision) -> Path:
 
     encoder, report = load_folder(folder)
     poolings = [how for how in POOLINGS if how != "pooler" or not report.initialised]
-    tokens = Tokenizer.load(folder).encode(sample_texts()[:CALIBRATION]) if precision == "int8" else None
+    tokens = calibration_tokens(Tokenizer.load(folder)) if precision == "int8" else None
     try:
         write_onnx(encoder.eval(), path, precision=precision, poolings=poolings, calibration=tokens)
     except OSError as error:
@@ -191,6 +186,13 @@ def _fingerprint(folder: Path, precision: Precision) -> str:
             with path.open("rb") as file:
                 digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:24]
+
+
+def calibration_tokens(tokenizer: Tokenizer, max_tokens: int | None = None) -> Tokens:
+    """What the ranges of int8 are measured with: sentences of the embedded sample, alone and in pairs, and odd ones."""
+    texts = sample_texts()[:CALIBRATION]
+    alone = tokenizer.encode([*texts, *ODD], max_tokens=max_tokens)
+    return Tokens.join([alone, tokenizer.encode(texts[::4], texts[1::4], max_tokens=max_tokens)])
 
 
 def sample_texts() -> list[str]:

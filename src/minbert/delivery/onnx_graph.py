@@ -6,16 +6,15 @@ Inputs are a padded batch (ids, mask, segments), outputs its pooled vectors. The
 has fast kernels for; docs/lab-log.md has the figures. Of them SkipLayerNormalization is left out on purpose: its CPU
 kernel takes five times as long as Add and LayerNormalization.
 
-int8 means weights of one scale per output channel, and activations whose range is measured at each product. Three
-things keep it close to fp32, and each costs next to nothing:
+int8 means weights of one scale per output channel, and activations of one range per product, measured beforehand on a
+few texts (`minbert.delivery.int8`): a sequence's vector does not depend on what else is in its batch. Three things keep it
+close to fp32, and each costs next to nothing:
 
 * a weight's scale is the finest at which two neighbouring products cannot overflow the 16 bits in which CPUs without
   VNNI add them, instead of the usual 7-bit range;
 * a few channels of every LayerNorm's output are ten times the others; they are divided by a factor that the next weights
   are multiplied by (SmoothQuant, Xiao et al. 2022, arXiv:2211.10438), and the residual gets it back;
 * the one or two units of a feed-forward layer that do the same are computed aside, in fp32.
-
-The last two need to know how large each channel gets: `measure_peaks` runs a few texts.
 """
 
 from __future__ import annotations
@@ -33,20 +32,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from minbert import __version__
 from minbert.atomic import written
-from minbert.data.batches import pad, plan_batches
 from minbert.data.tokenizer import Tokens
+from minbert.delivery.int8 import Floats, Ranges, balance, measure_ranges, outliers, quantize
 from minbert.model.encoder import POOLINGS, Encoder, Pooling, relative_buckets
 
 OPSET, IR_VERSION = 23, 10  # Attention is an operator since opset 23, which ONNX Runtime 1.23 reads
 MICROSOFT = "com.microsoft"
-SMOOTHING = 0.7  # how much of a channel's size moves from the activations into the weights
-ASIDE = 6  # at most so many feed-forward units are computed in fp32 beside the others
-OUTLIER = 1.5  # times as large as the largest of the others
 
+NOTHING = np.zeros(0, np.intp)
 Array = NDArray[Any]
-Floats = NDArray[np.float32]
-Peaks = Mapping[str, Floats]
-"""The largest absolute value of each input channel of a linear layer, by the layer's name."""
+Bytes = tuple[str, str, str]
+"""Names: of numbers as bytes, of their scale, and of the byte that stands for 0."""
 
 
 def write_onnx(
@@ -64,7 +60,8 @@ def write_onnx(
         path: the file.
         precision: of the products with weights; everything else is fp32 in both.
         poolings: the outputs, each (batch, width).
-        calibration: typical sequences, for int8. Without them it is a little less exact.
+        calibration: typical sequences, for int8. Without them ranges are measured on tokens of the whole vocabulary, and it is
+            less exact.
     """
     model = build_onnx(encoder, precision=precision, poolings=poolings, calibration=calibration)
     with written(path) as file:
@@ -80,8 +77,7 @@ def build_onnx(
 ) -> onnx.ModelProto:
     """The same in memory."""
     config, poolings = encoder.config, tuple(poolings)
-    peaks = measure_peaks(encoder, calibration) if precision == "int8" and calibration is not None else {}
-    graph = EncoderGraph(encoder, int8=precision == "int8", peaks=peaks)
+    graph = EncoderGraph(encoder, measure_ranges(encoder, calibration) if precision == "int8" else {})
     outputs = graph.pooled(graph.hidden(), poolings)
     graph.name_outputs(outputs)
     inputs: dict[str, Shape] = {
@@ -126,11 +122,11 @@ class EncoderGraph:
     """The nodes and constants of an encoder; its methods add to them and return the names of what they computed.
 
     Shapes are (batch, tokens, width) all along: ONNX Runtime multiplies them as one matrix. `ids`, `mask` (booleans) and
-    `segments` are the names of what it reads.
+    `segments` are the names of what it reads. With ranges its products are int8, without they are fp32.
     """
 
-    def __init__(self, encoder: Encoder, *, int8: bool, peaks: Peaks) -> None:
-        self.config, self.int8, self.peaks = encoder.config, int8, peaks
+    def __init__(self, encoder: Encoder, ranges: Ranges) -> None:
+        self.config, self.int8, self.ranges = encoder.config, bool(ranges), ranges
         self.ids, self.mask, self.segments = "ids", "mask", "segments"
         self.weights: dict[str, Floats] = {
             name: weight.detach().float().numpy() for name, weight in encoder.state_dict().items()
@@ -189,9 +185,11 @@ class EncoderGraph:
     def _attend(self, x: str, factor: Floats | None, name: str, bias: str) -> str:
         """Attention and the residual: what the next norm reads."""
         heads = self.config.heads
-        qkv = self.weights[f"{name}.qkv.weight"], self.weights[f"{name}.qkv.bias"]
-        query, key, value = self._three_products(x, *qkv, factor)
-        mixed = self.add("Attention", query, key, value, bias, q_num_heads=heads, kv_num_heads=heads)
+        weights, biases = (np.split(self.weights[f"{name}.qkv.{part}"], 3) for part in ("weight", "bias"))
+        # Three products, for which x is quantized once: splitting the result of one would copy it.
+        numbers = self._rounded(x, f"{name}.qkv", factor)
+        parts = [self._product(numbers, *both, factor) for both in zip(weights, biases, strict=True)]
+        mixed = self._rounded(self.add("Attention", *parts, bias, q_num_heads=heads, kv_num_heads=heads), f"{name}.out")
         out = self._product(mixed, self.weights[f"{name}.out.weight"], self.weights[f"{name}.out.bias"])
         return self.add("Add", self._unscaled(x, factor), out)
 
@@ -202,12 +200,13 @@ class EncoderGraph:
         residual = self._unscaled(x, factor)
         aside = self._outliers(f"{name}.down")
         if len(aside):  # the same two layers, for these units only
-            inner = self._activate(self._product(x, up[aside], offset[aside], factor, exact=True))
-            residual = self.add("Add", residual, self._product(inner, down[:, aside], exact=True))
+            inner = self._activate(self._product(x, up[aside], offset[aside], factor))
+            residual = self.add("Add", residual, self._product(inner, down[:, aside]))
             up, offset, down = up.copy(), offset.copy(), down.copy()
             up[aside] = offset[aside] = down[:, aside] = 0.0
-        inner = self._activate(self._product(x, up, offset, factor))  # (batch, tokens, feed_forward)
-        return self.add("Add", residual, self._product(inner, down, self.weights[f"{name}.down.bias"]))
+        inner = self._activate(self._product(self._rounded(x, f"{name}.up", factor), up, offset, factor))
+        numbers = self._rounded(inner, f"{name}.down", aside=aside)  # (batch, tokens, feed_forward)
+        return self.add("Add", residual, self._product(numbers, down, self.weights[f"{name}.down.bias"]))
 
     def _activate(self, x: str) -> str:
         name = self.config.activation
@@ -256,67 +255,45 @@ class EncoderGraph:
 
     # --- products, in fp32 or int8 ---------------------------------------------------------------------------------
 
-    def _product(
-        self,
-        x: str,
-        weight: Floats,
-        bias: Floats | None = None,
-        factor: Floats | None = None,
-        *,
-        exact: bool = False,
-    ) -> str:
-        """A linear layer of (outputs, inputs), its weights multiplied by the factor that x was divided by."""
+    def _rounded(
+        self, x: str, name: str, factor: Floats | None = None, *, aside: NDArray[np.intp] = NOTHING
+    ) -> str | Bytes:
+        """What a linear layer's products read: in int8 x as bytes, in the range of the channels that are not aside."""
+        if not self.int8:
+            return x
+        known = self.ranges[name] if factor is None else self.ranges[name] / factor
+        scale, zero = (self.constant(value) for value in known.without(aside).as_bytes())
+        return self.add("QuantizeLinear", x, scale, zero), scale, zero
+
+    def _product(self, x: str | Bytes, weight: Floats, bias: Floats | None = None, factor: Floats | None = None) -> str:
+        """A linear layer of (outputs, inputs), its weights multiplied by the factor that x was divided by; in int8 where
+        x is bytes."""
         if factor is not None:
             weight = weight * factor
         offset = "" if bias is None else self.constant(bias)
-        if self.int8 and not exact:
-            return self.add("DynamicQuantizeMatMul", x, *self._quantized(weight), "", offset, domain=MICROSOFT)
-        product = self.add("MatMul", x, self.constant(weight.T))
-        return self.add("Add", product, offset) if offset else product
-
-    def _three_products(self, x: str, weight: Floats, bias: Floats, factor: Floats | None) -> list[str]:
-        """A linear layer in three thirds, for which x is quantized once. (Splitting one result would copy it.)"""
-        weights, biases = np.split(weight, 3), np.split(bias, 3)
-        if not self.int8:
-            return [self._product(x, one, other, factor) for one, other in zip(weights, biases, strict=True)]
-        numbers, scale, zero = self.several("DynamicQuantizeLinear", x, count=3)
-        found = []
-        for one, other in zip(weights, biases, strict=True):
-            whole, scales = self._quantized(one if factor is None else one * factor)
-            inputs = numbers, whole, scale, scales, zero, "", self.constant(other)
-            found.append(self.add("MatMulIntegerToFloat", *inputs, domain=MICROSOFT))
-        return found
-
-    def _quantized(self, weight: Floats) -> tuple[str, str]:
+        if isinstance(x, str):
+            product = self.add("MatMul", x, self.constant(weight.T))
+            return self.add("Add", product, offset) if offset else product
+        numbers, scale, zero = x
         whole, scales = quantize(weight)
-        return self.constant(whole.T), self.constant(scales)
+        inputs = numbers, self.constant(whole.T), scale, self.constant(scales), zero, "", offset
+        return self.add("MatMulIntegerToFloat", *inputs, domain=MICROSOFT)
 
     def _balance(self, name: str) -> Floats | None:
-        """The factor of each input channel of a linear layer: between the activations' size and the weights'."""
-        if name not in self.peaks:
-            return None
-        weights = np.abs(self.weights[f"{name}.weight"]).max(0)
-        factor = np.maximum(self.peaks[name], 1e-3) ** SMOOTHING / np.maximum(weights, 1e-4) ** (1 - SMOOTHING)
-        return (factor / np.exp(np.log(factor).mean())).astype(np.float32)
+        """What each input channel of a linear layer is divided by; None in fp32, and after the last layer."""
+        return balance(self.ranges[name].peaks, self.weights[f"{name}.weight"]) if name in self.ranges else None
 
     def _outliers(self, name: str) -> NDArray[np.intp]:
-        """The units whose peaks stand far above all others."""
-        if name not in self.peaks or len(self.peaks[name]) <= ASIDE:
-            return np.zeros(0, np.intp)
-        largest = np.argsort(-self.peaks[name])[: ASIDE + 1]
-        return largest[self.peaks[name][largest] > OUTLIER * self.peaks[name][largest[-1]]]
+        """The units of a feed-forward layer that are computed aside."""
+        return outliers(self.ranges[name].peaks) if self.int8 else NOTHING
 
     # --- nodes and constants ---------------------------------------------------------------------------------------
 
     def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
         """A node with one output; its name."""
-        return self.several(operator, *inputs, count=1, domain=domain, **attributes)[0]
-
-    def several(self, operator: str, *inputs: str, count: int, domain: str = "", **attributes: Any) -> list[str]:
         name = f"{operator}_{len(self.nodes)}"
-        outputs = [f"{name}_{number}" for number in range(count)]
-        self.nodes.append(helper.make_node(operator, inputs, outputs, name=name, domain=domain, **attributes))
-        return outputs
+        self.nodes.append(helper.make_node(operator, inputs, [name], name=name, domain=domain, **attributes))
+        return name
 
     def constant(self, value: Array | np.generic) -> str:
         name = f"constant_{len(self.constants)}"
@@ -329,45 +306,3 @@ class EncoderGraph:
     def name_outputs(self, names: Mapping[str, str]) -> None:
         for name, found in names.items():
             self.nodes.append(helper.make_node("Identity", [found], [name], name=f"output_{name}"))
-
-
-def quantize(weight: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Weights, (outputs, inputs), as whole numbers and one scale for each output.
-
-    Without VNNI a CPU multiplies two neighbouring inputs, each 0 to 255, and adds the two products in 16 bits, which
-    must not overflow: two neighbours of one sign may add up to 128. The scale leaves 127, and rounding may add 1.
-    """
-    outputs, inputs = weight.shape
-    even = np.pad(weight, ((0, 0), (0, inputs % 2))).reshape(outputs, -1, 2)
-    positive, negative = np.maximum(even, 0).sum(-1).max(1), np.maximum(-even, 0).sum(-1).max(1)
-    scales = np.maximum(np.maximum(positive, negative) / 127, np.finfo(np.float32).tiny).astype(np.float32)
-    return np.clip(np.rint(weight / scales[:, None]), -127, 127).astype(np.int8), scales
-
-
-@torch.inference_mode()
-def measure_peaks(encoder: Encoder, tokens: Tokens) -> dict[str, Floats]:
-    """How large each input channel of attention's first product and of the feed-forward layers gets."""
-    peaks: dict[str, torch.Tensor] = {}
-    real: torch.Tensor
-
-    def remember(name: str, x: torch.Tensor) -> None:
-        largest = x[real].abs().amax(0)
-        peaks[name] = torch.maximum(peaks[name], largest) if name in peaks else largest
-
-    hooks = [
-        module.register_forward_pre_hook(lambda _, inputs, name=name: remember(name, inputs[0]))
-        for name, module in encoder.named_modules()
-        if name.endswith((".qkv", ".up", ".down"))
-    ]
-    training = encoder.training
-    encoder.eval()
-    try:
-        for rows in plan_batches(tokens.lengths, tokens=2048):
-            batch = pad(tokens, rows, encoder.config.pad_id)
-            real = torch.from_numpy(batch.mask)
-            encoder(torch.from_numpy(batch.ids), real, torch.from_numpy(batch.segments))
-    finally:
-        encoder.train(training)
-        for hook in hooks:
-            hook.remove()
-    return {name: peak.float().numpy() for name, peak in peaks.items()}

@@ -24,7 +24,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from minbert.data.tokenizer import Tokens
-from minbert.delivery.onnx_graph import EncoderGraph, Floats, Shape, as_model, measure_peaks
+from minbert.delivery.int8 import Floats, measure_ranges
+from minbert.delivery.onnx_graph import EncoderGraph, Shape, as_model
 from minbert.delivery.onnx_names import EMBEDDING, IDS, KNOWN, MASK, PAIRS, SEGMENTS, output_name
 from minbert.errors import MinbertError
 from minbert.model.encoder import POOLINGS, Pooling
@@ -48,9 +49,8 @@ def build_multitask(
         precision: of the encoder's products; the heads are in fp32 always.
         calibration: see `onnx_graph.write_onnx`.
     """
-    config, int8 = model.encoder.config, precision == "int8"
-    peaks = measure_peaks(model.encoder, calibration) if int8 and calibration is not None else {}
-    graph = EncoderGraph(model.encoder, int8=int8, peaks=peaks)
+    config = model.encoder.config
+    graph = EncoderGraph(model.encoder, measure_ranges(model.encoder, calibration) if precision == "int8" else {})
     graph.ids, graph.segments = IDS, SEGMENTS
     graph.mask = graph.add("Cast", MASK, to=TensorProto.BOOL)
     tasks = [task for task in model.tasks.values() if not task.is_masked]

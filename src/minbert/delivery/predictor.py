@@ -92,9 +92,9 @@ class Predictor:
             raise MinbertError("an export holds no torch model; expected the model folder that it was made of")
         return found
 
-    def steady(self, threads: int) -> None:
-        """Use that many cores, and give a text the same answer whatever it is batched with."""
-        self.backend.steady(threads)
+    def use_threads(self, threads: int) -> None:
+        """Use at most that many cores."""
+        self.backend.use_threads(threads)
 
     def predict(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, tasks: Iterable[str] | None = None
@@ -259,9 +259,9 @@ class Ensemble(Predictor):
         ]
         return {name: self._mean(name, [outputs[name] for outputs in found]) for name in asked}, None
 
-    def steady(self, threads: int) -> None:
+    def use_threads(self, threads: int) -> None:
         for member in self.members:
-            member.steady(threads)
+            member.use_threads(threads)
 
     def inputs_of(self, task: str, rows: Rows) -> set[Any]:
         return {(number, row) for number, one in enumerate(self.members) for row in one.inputs_of(task, rows)}

@@ -139,7 +139,7 @@ def app_of_environment() -> FastAPI:
     _log_as_json()
     threads = max(1, available_cores() // told["workers"])
     predictor = Predictor.load(told["model"], device=told["device"], precision=told["precision"])
-    predictor.steady(threads)
+    predictor.use_threads(threads)
     index = SearchIndex.load(told["index"]) if told["index"] else None
     name = _name(Path(told["model"]))
     return create_app(predictor, limits=limits, keys=keys, name=name, index=index, drain=told["drain"])

@@ -80,10 +80,10 @@ class TorchBackend:
             raise MinbertError(f'the masked task "{name}" needs the tokens\' own vectors; expected precision fp32')
         return outputs_of(self.model, inputs, self.encode)
 
-    def steady(self, threads: int) -> None:
+    def use_threads(self, threads: int) -> None:
         torch.set_num_threads(min(torch.get_num_threads(), threads))
         if self.encoder is not None:
-            self.encoder.steady(threads)
+            self.encoder.use_threads(threads)
 
 
 def open_model(
