@@ -21,7 +21,6 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 from minbert.cli import app
-from minbert.data.batches import pad
 from minbert.data.tokenizer import Tokens
 from minbert.delivery import onnx_encoder, onnx_graph
 from minbert.delivery.backends import choose_backend
@@ -204,23 +203,19 @@ def test_int8_without_calibration_is_near_too() -> None:
     assert near.mean() > 0.99
 
 
-class OneRun:
-    """A file asked for the mean vectors of a padded batch in one run, however many tokens it is."""
-
-    def __init__(self, file: bytes, pad_id: int) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        self.session, self.pad_id = onnxruntime.InferenceSession(file, options), pad_id
-
-    def __call__(self, tokens: Tokens) -> np.ndarray:
-        batch = pad(tokens, np.arange(len(tokens)), self.pad_id)
-        feed = {entry.name: getattr(batch, entry.name) for entry in self.session.get_inputs()}
-        return self.session.run(["mean"], feed)[0]
-
-    def one_by_one(self, tokens: Tokens) -> np.ndarray:
-        return np.concatenate([self(tokens.take([row])) for row in range(len(tokens))])
+def in_company(encoder: OnnxEncoder, tokens: Tokens, strangers: Tokens) -> tuple[np.ndarray, np.ndarray]:
+    """Mean vectors of sequences one by one, and all together with strangers."""
+    alone = np.concatenate([encoder.encode(tokens.take([row]), ["mean"])["mean"] for row in range(len(tokens))])
+    return alone, encoder.encode(Tokens.join([strangers, tokens]), ["mean"])["mean"][len(strangers) :]
 
 
+@pytest.fixture
+def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tokens it is."""
+    monkeypatch.setattr(onnx_encoder, "TOKEN_BUDGET", 10**9)
+
+
+@pytest.mark.usefixtures("one_batch")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("calibrated", [True, False])
 def test_int8_does_not_depend_on_its_company(kind: str, calibrated: bool) -> None:
@@ -229,29 +224,45 @@ def test_int8_does_not_depend_on_its_company(kind: str, calibrated: bool) -> Non
     calibration = sequences(*[20] * 20, vocab=40, seed=1) if calibrated else None
     with torch.no_grad():
         encoder.embeddings.tokens.weight[45:] *= 50
-    run = OneRun(
-        build_onnx(encoder, precision="int8", calibration=calibration).SerializeToString(), encoder.config.pad_id
-    )
+    fast = opened(encoder, "int8", calibration=calibration)
     tokens = sequences(*range(1, 38), vocab=40)
-    alone = run.one_by_one(tokens)
     for _ in range(8):
         rows = rng.permutation(len(tokens))[: rng.integers(1, 12)]
         strangers = sequences(*rng.integers(1, 39, 3))
         strangers.ids[:] = rng.integers(45, 50, len(strangers.ids))
-        together = run(Tokens.join([tokens.take(rows), strangers]))[: len(rows)]
-        assert np.abs(together - alone[rows]).max() < 1e-5
+        alone, together = in_company(fast, tokens.take(rows), strangers)
+        assert np.abs(together - alone).max() < 1e-5
 
 
 @pytest.mark.parity
+@pytest.mark.usefixtures("one_batch")
 @pytest.mark.parametrize("name", ["minilm", pytest.param("mpnet", marks=pytest.mark.slow)])
 def test_a_published_encoder_in_int8_in_any_company(encoder_folder: Callable[[str], Path], name: str) -> None:
     folder = encoder_folder(name)
     tokenizer = Embedder.load(folder).tokenizer
-    run = OneRun(onnx_file(folder, "int8").read_bytes(), tokenizer.pad_id)
     tokens = tokenizer.encode([*TEXTS, *PAIRS, "", "No.", "It rained all day, and then it rained all night."])
     strangers = tokenizer.encode(["!" * 300, "zqx 9$% \u4f60\u597d", " ".join(TEXTS * 4)])
-    together = run(Tokens.join([strangers, tokens]))[len(strangers) :]
-    assert np.abs(together - run.one_by_one(tokens)).max() < 1e-5
+    alone, together = in_company(OnnxEncoder.of_folder(folder, precision="int8", threads=1), tokens, strangers)
+    assert np.abs(together - alone).max() < 1e-5
+
+
+@pytest.mark.usefixtures("one_batch")
+def test_where_padding_changes_a_vector_only_equal_lengths_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU whose kernels do so: here a run that adds a little to every vector of a padded batch."""
+    fast = opened(made(BERT), "int8")
+    tokens = sequences(5, 9, 5, 2, 9, 9)
+    expected = fast.encode(tokens, ["mean"])["mean"]
+    shapes: list[tuple[int, ...]] = []
+    run = OnnxEncoder._run
+
+    def unsteady(self: OnnxEncoder, outputs: list[str], feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        shapes.append(feed["ids"].shape)
+        return [found + (0 if feed["mask"].all() else 1e-3) for found in run(self, outputs, feed)]
+
+    monkeypatch.setattr(OnnxEncoder, "_run", unsteady)
+    other = opened(made(BERT), "int8")
+    np.testing.assert_allclose(other.encode(tokens, ["mean"])["mean"], expected, atol=1e-6)
+    assert shapes[-3:] == [(3, 9), (2, 5), (1, 2)]
 
 
 def test_outliers_are_taken_care_of() -> None:

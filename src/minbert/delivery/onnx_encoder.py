@@ -5,7 +5,8 @@
 
 Batches are small enough for a core's own cache, and each core works on batches of its own: a product that two cores
 share makes them wait for each other, and the parts between the products would be done by one of them. What else is in a
-batch moves a vector's numbers by some 1e-7, in int8 too, whose ranges are fixed.
+batch moves a vector's numbers by some 1e-7, in int8 too, whose ranges are fixed; where a CPU's kernels would make it more,
+sequences of different lengths do not share a batch.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +39,8 @@ Precision = Literal["fp32", "int8"]
 TOKEN_BUDGET = 256  # of a batch: its widest activations fit a core's second-level cache
 CALIBRATION = 200  # sentences of the embedded sample
 ODD = ("", "a", ".", "?!", "\u00e9\u4f60\u0434", "0" * 50, "the " * 60)  # texts unlike those
+TRIED = (3, 14, 27, 45, 70)  # tokens of the sequences that padding is tried with
+SAME = 1e-5  # a rounding that turned moves a vector's numbers by more
 REVISION = 5  # of what onnx_graph writes: a file of another is not used
 
 
@@ -93,8 +97,7 @@ class OnnxEncoder:
         pooled: dict[Pooling, NDArray[np.float32]] = {
             how: np.empty((len(tokens), self.width), np.float32) for how in names
         }
-        fair = -(-int(tokens.lengths.sum()) // self.threads)  # few sequences are shared out too
-        plan = plan_batches(tokens.lengths, tokens=max(1, min(TOKEN_BUDGET, fair)))
+        plan = self._plan(tokens.lengths)
 
         def run(rows: NDArray[np.int64]) -> int:
             found = self._run([self._outputs[how] for how in names], self._feed(pad(tokens, rows, self.pad_id)))
@@ -113,6 +116,36 @@ class OnnxEncoder:
 
     def use_threads(self, threads: int) -> None:
         self.threads = threads
+
+    def _plan(self, lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Rows to batches; where padding would change a vector, only rows of the same length together."""
+        fair = -(-int(lengths.sum()) // self.threads)  # few sequences are shared out too
+        budget = max(1, min(TOKEN_BUDGET, fair))
+        if len(lengths) < 2 or self._may_pad:
+            return plan_batches(lengths, tokens=budget)
+        alike = [np.flatnonzero(lengths == length) for length in np.unique(lengths)[::-1]]
+        return [group[rows] for group in alike for rows in plan_batches(lengths[group], tokens=budget)]
+
+    @cached_property
+    def _may_pad(self) -> bool:
+        """Whether padding leaves a sequence's vector as it is on this machine. In int8 the last bit of a softmax, which goes
+        over a padded row, could turn a rounding; whether it does depends on the CPU's kernels. So it is tried, once.
+        """
+        if self.precision == "fp32":
+            return True
+        lengths = [length for length in TRIED if length <= self.max_tokens]
+        ids = np.arange(sum(lengths)) * 7919 % self.vocab_size  # a large prime: from all over the vocabulary
+        tokens = Tokens(ids.astype(np.int32), np.zeros(len(ids), np.uint8), np.cumsum([0, *lengths]))
+
+        def vectors(rows: NDArray[np.int64]) -> list[NDArray[np.float32]]:
+            return self._run(list(self._outputs.values()), self._feed(pad(tokens, rows, self.pad_id)))
+
+        together, alone = vectors(np.arange(len(lengths))), [vectors(np.array([row])) for row in range(len(lengths))]
+        return all(
+            np.abs(found[row] - one[0]).max() < SAME
+            for row, own in enumerate(alone)
+            for found, one in zip(together, own, strict=True)
+        )
 
     def _feed(self, batch: Padded) -> dict[str, NDArray[Any]]:
         feed: dict[str, NDArray[Any]] = {"ids": batch.ids, "mask": batch.mask, "segments": batch.segments}
