@@ -27,6 +27,8 @@ class TaskMistakes:
     """What went wrong in one task."""
 
     task: str
+    score: str
+    """The metric's name and value, and of which run."""
     rows: int
     """Dev rows of the task."""
     classes: Sequence[str]
@@ -49,7 +51,9 @@ def read_mistakes(run: Path, *, tasks: Iterable[str] | None = None, count: int =
         tasks: which; default all.
         count: rows of each direction, at most.
     """
-    known = read_results(run)["dev"]
+    results = read_results(run)
+    known = results["dev"]
+    which = f"{results['name']} with {results['encoder']}, seed {results['seed']}"
     chosen = list(tasks or known)
     for task in chosen:
         if task not in known:
@@ -57,7 +61,9 @@ def read_mistakes(run: Path, *, tasks: Iterable[str] | None = None, count: int =
     found = []
     for task in chosen:
         rows, classes = read_predictions(run, task).rows, known[task].get("classes", [])
-        found.append(TaskMistakes(task, len(rows), classes, worst_mistakes(rows, classes, count)))
+        metric = known[task]["metric"]
+        score = f"{metric} {known[task]['metrics'][metric]['value'] or 0:.3f} of {which}"
+        found.append(TaskMistakes(task, score, len(rows), classes, worst_mistakes(rows, classes, count)))
     return found
 
 
@@ -78,7 +84,7 @@ def write_markdown(found: Sequence[TaskMistakes], path: Path, *, texts: bool = T
     """The same as a file; without texts it may be shown where the dataset may not."""
     lines = ["# Wrong answers on dev", ""]
     for each in found:
-        lines += [f"## {_plain(each.task)}", ""]
+        lines += [f"## {_plain(each.task)}", "", f"{_plain(each.score)}.", ""]
         for group in each.groups:
             lines += [f"### {_plain(group.title)}", "", f"{_shown_of(group)} of {each.rows:,} rows. {group.rule}", ""]
             for number, row in enumerate(group.rows, start=1):
