@@ -411,7 +411,11 @@ SINGLE = ("linear", "mlp")
             {"loss": "mse"},
             '[tasks.sst] loss is "mse", which is not for classification; expected cross-entropy, bce',
         ),
-        ("sts", {"loss": "bce"}, '[tasks.sts] loss is "bce", which is not for pair-regression; expected mse, sigmoid-mse, cosine-'),
+        (
+            "sts",
+            {"loss": "bce"},
+            '[tasks.sts] loss is "bce", which is not for pair-regression; expected mse, sigmoid-mse, cosine-',
+        ),
         ("quora", {"loss": "cosent"}, '[tasks.quora] loss is "cosent", which is not for pair-classification'),
         ("sst", {"class_weights": (1.0,)}, "[tasks.sst] class_weights has 1 numbers; expected 5"),
         ("sts", {"class_weights": (1.0,)}, "[tasks.sts] class_weights has 1 numbers; expected 0"),

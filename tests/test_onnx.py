@@ -265,7 +265,7 @@ def test_where_padding_changes_a_vector_only_equal_lengths_share_a_batch(monkeyp
     assert shapes[-3:] == [(3, 9), (2, 5), (1, 2)]
 
 
-def test_outliers_are_taken_care_of() -> None:
+def test_outliers_are_taken_care_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """One channel after each norm and one unit of each feed-forward layer thirty times the others."""
     encoder = made(BERT)
     with torch.no_grad():
@@ -278,6 +278,12 @@ def test_outliers_are_taken_care_of() -> None:
     expected = by_torch(encoder, tokens)["mean"]
     cared = cosines(opened(encoder, "int8", calibration=typical).encode(tokens, ["mean"])["mean"], expected)
     assert cared.mean() > 0.995
+    with monkeypatch.context() as patch:
+        patch.setattr(onnx_graph.EncoderGraph, "_balance", lambda _, __: None)
+        patch.setattr(onnx_graph.EncoderGraph, "_outliers", lambda _, __: onnx_graph.NOTHING)
+        careless = opened(encoder, "int8", calibration=typical)
+    plain = cosines(careless.encode(tokens, ["mean"])["mean"], expected)
+    assert np.median(1 - cared) < np.median(1 - plain) / 10
     graph = onnx_graph.EncoderGraph(encoder, measure_ranges(encoder, typical))
     assert graph._outliers("layers.1.feed_forward.down").tolist() == [5]
     factor = graph._balance("layers.1.feed_forward.up")

@@ -158,10 +158,13 @@ class EncoderGraph:
                     "Tanh", self.add("Gemm", found[how], self.constant(weight.T), self.constant(bias))
                 )
             elif how == "mean":
-                real = self.add("Unsqueeze", self.add("Cast", self.mask, to=TensorProto.FLOAT), self.axes(1))
-                summed = self.add("MatMul", real, hidden)  # (batch, 1, width)
-                mean = self.add("Div", summed, self.add("ReduceSum", real, self.axes(2), keepdims=1))
-                found[how] = self.add("Squeeze", mean, self.axes(1))
+                # Two rows, of which one is used: the products of a single row would be added in an order that depends on how
+                # many there are, so that padding would move the last bit.
+                row = self.add("Unsqueeze", self.add("Cast", self.mask, to=TensorProto.FLOAT), self.axes(1))
+                summed = self.add("MatMul", self.add("Concat", row, row, axis=1), hidden)  # (batch, 2, width)
+                first = self.add("Gather", summed, self.constant(np.int64(0)), axis=1)
+                count = self.add("ReduceSum", row, self.axes(2), keepdims=0)  # (batch, 1)
+                found[how] = self.add("Div", first, count)
             elif how == "max":
                 lowest = self.constant(np.float32(-np.inf))
                 masked = self.add("Where", self.add("Unsqueeze", self.mask, self.axes(2)), hidden, lowest)
