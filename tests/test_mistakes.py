@@ -46,11 +46,17 @@ def test_the_worst_of_each_direction_of_each_task(run: Path) -> None:
     assert (found["sts"].expected(over), found["sts"].predicted(over)) == ("0.00", "5.00")
 
 
+def test_a_quora_score_says_that_the_encoder_has_seen_the_questions(run: Path) -> None:
+    scores = {each.task: each.score for each in read_mistakes(run)}
+    assert scores["quora"].endswith(" with minilm, seed 1; minilm has seen Quora questions in its own training")
+    assert scores["sst"].endswith(" with minilm, seed 1")
+
+
 def test_the_file(run: Path, tmp_path: Path) -> None:
     write_markdown(read_mistakes(run, tasks=["sts"], count=2), tmp_path / "errors.md")
     text = (tmp_path / "errors.md").read_text()
     assert re.match(
-        r"# Wrong answers on dev\n\n## sts\n\npearson -?0\.\d{3} of .+ with .+, seed \d\.\n\n### Over", text
+        r"# Wrong answers on dev\n\n## sts\n\npearson -?0\.\d{3} of .+ with .+, seed \d\.\n\n### Where the mistakes are\n\n\| texts ", text
     )
     assert "### Overestimates\n\nthe worst 2 of " in text
     assert "out of 60 rows. By the difference of prediction and label: the largest first." in text

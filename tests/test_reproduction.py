@@ -18,8 +18,9 @@ import pytest
 from minbert import cli
 from minbert.config import SamplerConfig
 from minbert.errors import MinbertError
+from minbert.evaluation.diagnosis import T975, t_reach
 from minbert.reproduction.figures import SCHEDULES, draw_all, kept_scores, schedule
-from minbert.reproduction.findings import T975, Difference, judge, scores_of
+from minbert.reproduction.findings import Difference, judge, scores_of
 from minbert.reproduction.page import build_page, load_results, write_page
 from minbert.reproduction.recipes import Finding, Paper, choose_rows, find_papers
 from minbert.reproduction.runs import Job, Running, Settings, is_done, plan_jobs, run_jobs
@@ -419,6 +420,11 @@ def test_the_interval_is_scipys() -> None:
     found = Difference("sst", values)
     low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
     assert (found.low, found.high) == pytest.approx((low, high))
+    many = np.random.default_rng(1).normal(size=400)
+    for count in (21, 22, 60, 400):  # from 22 on a series instead of the table
+        reach = stats.t.ppf(0.975, count - 1) * stats.sem(many[:count])
+        assert t_reach(many[:count]) == pytest.approx(reach, rel=2e-4)
+    assert t_reach([0.3]) == float("inf")
 
 
 def by_seed(*values: float, **others: float) -> dict[int, dict[str, float]]:

@@ -29,6 +29,9 @@ CONFIGURATION = ("config.json", "tokenizer.json", "vocab.txt")
 FILES = ("config.json", *WEIGHTS, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 ORIGIN = "origin.json"
 
+SEEN_QUORA = ("minilm", "mpnet")
+"""Encoders whose own training had Quora's questions in it."""
+
 
 @dataclass(frozen=True)
 class Published:

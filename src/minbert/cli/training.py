@@ -191,7 +191,7 @@ def errors(
     out_file: Annotated[Path | None, typer.Option("--out", help="Also write them here, as Markdown.")] = None,
     texts: Annotated[bool, typer.Option(help="In that file: the sentences, or only their ids.")] = True,
 ) -> None:
-    """The worst wrong answers on dev: false positives and negatives, chosen by a rule, with what was expected."""
+    """Where the wrong answers on dev are, and the worst of them: false positives and negatives, chosen by rules."""
     from minbert.evaluation.mistakes import read_mistakes, tables, write_markdown
 
     found = read_mistakes(run, tasks=task, count=count)

@@ -5,6 +5,7 @@ groups = worst_mistakes(read_predictions(run, "quora").rows, classes=["different
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,12 @@ Row = Mapping[str, Any]
 BY_CONFIDENCE = "By the probability that the wrong class was given: the surest first."
 BY_CLASSES = "By how many classes the answer is off, then by its probability: the farthest and surest first."
 BY_SIZE = "By the difference of prediction and label: the largest first."
+
+T975 = (
+    12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139,
+    2.200985, 2.178813, 2.160369, 2.144787, 2.131450, 2.119905, 2.109816, 2.100922, 2.093024, 2.085963,
+)  # fmt: skip
+"""97.5% points of Student's t for 1, 2, ... degrees of freedom."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,17 @@ def wilson(share: float, rows: int, z: float = 1.96) -> tuple[float, float]:
     middle = (share + z * z / (2 * rows)) / (1 + z * z / rows)
     reach = z / (1 + z * z / rows) * np.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows))
     return max(0.0, float(middle - reach)), min(1.0, float(middle + reach))
+
+
+def t_reach(values: Sequence[float] | NDArray[np.float64]) -> float:
+    """Half the width of the 95% interval of a mean, by Student's t; infinite for fewer than two values."""
+    freedom = len(values) - 1
+    if freedom < 1:
+        return math.inf
+    z = 1.959964  # far from the table t is near z, and a series tells by how much (Abramowitz & Stegun, 26.7.5)
+    series = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    point = T975[freedom - 1] if freedom <= len(T975) else series
+    return point * float(np.std(values, ddof=1)) / math.sqrt(freedom + 1)
 
 
 def worst_mistakes(rows: Sequence[Row], classes: Sequence[str], count: int = 10) -> list[Mistakes]:

@@ -1,4 +1,4 @@
-"""The error analysis of a finished run: which dev rows went wrong, by a stated rule and never by hand.
+"""The error analysis of a finished run: where dev rows went wrong, and which most, by stated rules and never by hand.
 
     found = read_mistakes(Path("runs/sample"), count=5)
     write_markdown(found, Path("errors.md"))
@@ -17,9 +17,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from minbert.atomic import write_text
+from minbert.encoders import SEEN_QUORA
 from minbert.errors import MinbertError, shown, suggest
 from minbert.evaluation.diagnosis import Mistakes, Row, confidence_of, worst_mistakes
 from minbert.evaluation.results import read_predictions, read_results
+from minbert.evaluation.slices import RULES, Rate, Slice, columns_of, slices
+
+BOLD = "Bold: that of all rows lies outside its 95% interval."
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class TaskMistakes:
     """Dev rows of the task."""
     classes: Sequence[str]
     groups: Sequence[Mistakes]
+    slices: Sequence[Slice]
+    """How often answers are wrong, by what the texts are like."""
 
     def expected(self, row: Row) -> str:
         return self.classes[int(row["label"])] if self.classes else f"{row['label']:.2f}"
@@ -53,7 +59,8 @@ def read_mistakes(run: Path, *, tasks: Iterable[str] | None = None, count: int =
     """
     results = read_results(run)
     known = results["dev"]
-    which = f"{results['name']} with {results['encoder']}, seed {results['seed']}"
+    encoder = results["encoder"]
+    which = f"{results['name']} with {encoder}, seed {results['seed']}"
     chosen = list(tasks or known)
     for task in chosen:
         if task not in known:
@@ -63,13 +70,18 @@ def read_mistakes(run: Path, *, tasks: Iterable[str] | None = None, count: int =
         rows, classes = read_predictions(run, task).rows, known[task].get("classes", [])
         metric = known[task]["metric"]
         score = f"{metric} {known[task]['metrics'][metric]['value'] or 0:.3f} of {which}"
-        found.append(TaskMistakes(task, score, len(rows), classes, worst_mistakes(rows, classes, count)))
+        if task == "quora" and encoder in SEEN_QUORA:
+            score += f"; {encoder} has seen Quora questions in its own training"
+        worst = worst_mistakes(rows, classes, count)
+        found.append(TaskMistakes(task, score, len(rows), classes, worst, slices(rows, classes)))
     return found
 
 
 def tables(found: Iterable[TaskMistakes]) -> Iterator[Table]:
-    """For a terminal: a table for each direction of each task."""
+    """For a terminal: of each task where the mistakes are, then a table for each direction."""
     for each in found:
+        if each.slices:
+            yield _slices_table(each)
         for group in each.groups:
             title = f"{each.task}. {group.title}: {_shown_of(group)} of {each.rows:,} rows"
             table = Table("expected", "predicted", "id", "text", title=escape(title), caption=group.rule)
@@ -80,11 +92,29 @@ def tables(found: Iterable[TaskMistakes]) -> Iterator[Table]:
             yield table
 
 
+def _slices_table(each: TaskMistakes) -> Table:
+    title = f"{each.task}. Where the mistakes are"
+    table = Table("texts", "", "rows", *map(escape, columns_of(each.classes)), title=escape(title), caption=BOLD)
+    before = ""
+    for part in each.slices:
+        bold = [f"[bold]{rate}[/]" if unusual else str(rate) for rate, unusual in _compared(part, each)]
+        table.add_row(part.by if part.by != before else "", part.group, f"{part.rows:,}", *bold)
+        before = part.by
+    return table
+
+
+def _compared(part: Slice, each: TaskMistakes) -> Iterator[tuple[Rate, bool]]:
+    """Each rate, and whether it is another one than that of all rows."""
+    for rate, general in zip(part.rates, each.slices[0].rates, strict=True):
+        yield rate, rate.differs(general.value)
+
+
 def write_markdown(found: Sequence[TaskMistakes], path: Path, *, texts: bool = True) -> None:
     """The same as a file; without texts it may be shown where the dataset may not."""
     lines = ["# Wrong answers on dev", ""]
     for each in found:
         lines += [f"## {_plain(each.task)}", "", f"{_plain(each.score)}.", ""]
+        lines += _slices_lines(each) if each.slices else []
         for group in each.groups:
             lines += [f"### {_plain(group.title)}", "", f"{_shown_of(group)} of {each.rows:,} rows. {group.rule}", ""]
             for number, row in enumerate(group.rows, start=1):
@@ -96,6 +126,20 @@ def write_markdown(found: Sequence[TaskMistakes], path: Path, *, texts: bool = T
         write_text(path, "\n".join(lines).encode("utf-8", "replace").decode())  # a lone surrogate has no UTF-8
     except OSError as error:
         raise MinbertError(f"{shown(path)}: cannot be written ({error.strerror})") from None
+
+
+def _slices_lines(each: TaskMistakes) -> list[str]:
+    columns = ["texts", "", "rows", *map(_plain, columns_of(each.classes))]
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for part in each.slices:
+        cells = [part.by, part.group, f"{part.rows:,}"]
+        for rate, unusual in _compared(part, each):
+            cells.append(
+                f"**{rate}** ({rate.interval})" if unusual else f"{rate} ({rate.interval})" if rate.rows else ""
+            )
+        lines.append(f"| {' | '.join(cells)} |")
+    rules = [f"- {by}: {RULES[by]}" for by in dict.fromkeys(part.by for part in each.slices) if by in RULES]
+    return ["### Where the mistakes are", "", *lines, "", f"With 95% intervals. {BOLD}", "", *rules, ""]
 
 
 def _shown_of(group: Mistakes) -> str:

@@ -12,16 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from minbert.evaluation.diagnosis import t_reach
 from minbert.reproduction.recipes import EVERY_TASK, MEAN, Finding
 
 HELD, DID_NOT_HOLD, UNDECIDED = "held", "did not hold", "undecided"
 MARGIN = 0.01
 """A row is "no better" than another if it is surely less than a point above it."""
-T975 = (
-    12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139,
-    2.200985, 2.178813, 2.160369, 2.144787, 2.131450, 2.119905, 2.109816, 2.100922, 2.093024, 2.085963,
-)  # fmt: skip
-"""97.5% points of Student's t for 1, 2, ... degrees of freedom; the last serves for more."""
 
 Scores = Mapping[str, float]
 
@@ -40,10 +36,7 @@ class Difference:
     @property
     def half(self) -> float:
         """Half the width of the 95% interval; infinite for fewer than two seeds."""
-        freedom = len(self.values) - 1
-        if freedom < 1:
-            return math.inf
-        return T975[min(freedom, len(T975)) - 1] * statistics.stdev(self.values) / math.sqrt(freedom + 1)
+        return t_reach(self.values)
 
     @property
     def low(self) -> float:

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from minbert.atomic import write_text
+from minbert.encoders import SEEN_QUORA
 from minbert.errors import MinbertError, shown
 from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, UNDECIDED, Difference, Verdict, judge, scores_of
 from minbert.reproduction.recipes import MEAN, Finding, Paper, Row
 from minbert.reproduction.runs import Job, Settings, made_by
 
 LABELS = {"sst": "SST", "quora": "Quora", "sts": "STS", "cfimdb": "CFIMDB", MEAN: "overall"}
-SEEN_QUORA = ("minilm", "mpnet")
-"""Encoders whose own training had Quora's questions in it."""
 
 INTRO = """\
 # The papers' rows, their numbers and ours
