@@ -102,6 +102,21 @@ def test_a_missing_file_is_a_problem_and_a_missing_test_file_a_note(write: Write
     assert "4 problems" in printed(nothing)
 
 
+def test_files_of_a_task_that_only_lends_its_rows(write: Write, tmp_path: Path) -> None:
+    write("sts", "train", "a\tb\t1", "c\td\t2")
+    write("sts", "dev", "e\tf\t3")
+    (tmp_path / "quora-train.csv").write_text(
+        "id\tsentence1\tsentence2\tis_duplicate\n1\tg\th\t1\n2\ti\tj\t0\n3\tk\tl\t7\n"
+    )
+    borrow = {"task": "quora", "only": "duplicate", "low": 4.0, "high": 5.0}
+    report = check_data(recipe_for("sts", sts={"borrow": borrow}), tmp_path)
+    found = [(split.task, split.split, split.rows) for split in report.splits]
+    assert found == [("sts", "train", 2), ("sts", "dev", 1), ("quora", "train", 1)]  # one duplicate, no dev nor test
+    assert [(problem.path.name, problem.line) for problem in report.problems] == [("quora-train.csv", 4)]
+    both = check_data(recipe_for("sts", "quora", sts={"borrow": borrow}), tmp_path)
+    assert sum(split.task == "quora" for split in both.splits) == 2  # its own, once, and both of its files missing
+
+
 def test_files_that_cannot_be_read_at_all(write: Write, tmp_path: Path) -> None:
     (tmp_path / "sst-train.tsv").write_bytes(b"sentence\tsentiment\nfine\t1\n\xff\xfe\t1\n")
     (tmp_path / "sst-dev.tsv").write_bytes(b"")

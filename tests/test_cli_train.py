@@ -211,6 +211,9 @@ def test_evaluate_other_files(minbert: Command, run: Run, recipe_path: Path, sma
     ended = minbert("evaluate", run.model, recipe_path, *sets, "--data", small_data, "--device", "cpu")
     assert ended.code == 0
     assert "sst, 24 rows" in ended.out
+    ended = minbert("evaluate", run.model, *sets, "--data", small_data, "--device", "cpu")  # no recipe to be changed
+    assert ended.code == 2
+    assert "--set changes a recipe, and none is named; expected MODEL RECIPE --set" in ended.err
 
 
 def test_evaluate_a_run_instead_of_its_model(minbert: Command, run: Run) -> None:

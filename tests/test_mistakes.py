@@ -56,7 +56,8 @@ def test_the_file(run: Path, tmp_path: Path) -> None:
     write_markdown(read_mistakes(run, tasks=["sts"], count=2), tmp_path / "errors.md")
     text = (tmp_path / "errors.md").read_text()
     assert re.match(
-        r"# Wrong answers on dev\n\n## sts\n\npearson -?0\.\d{3} of .+ with .+, seed \d\.\n\n### Where the mistakes are\n\n\| texts ", text
+        r"# Wrong answers on dev\n\n## sts\n\npearson -?0\.\d{3} of .+ with .+, seed \d\.\n\n### Where the mistakes are\n\n\| texts ",
+        text,
     )
     assert "### Overestimates\n\nthe worst 2 of " in text
     assert "out of 60 rows. By the difference of prediction and label: the largest first." in text

@@ -28,7 +28,7 @@ from minbert.console import (
     print_notes,
     print_results,
 )
-from minbert.errors import shown
+from minbert.errors import MinbertError, shown
 
 
 @app.command(rich_help_panel="Training and scoring", epilog="Example: [bold]minbert quickstart[/]")
@@ -98,6 +98,8 @@ def evaluate(
     from minbert.evaluation.results import write_json
     from minbert.recipes import read_recipe
 
+    if set and recipe is None:
+        raise MinbertError("--set changes a recipe, and none is named; expected MODEL RECIPE --set ...")
     chosen = read_recipe(recipe, sets=set or []) if recipe else None
     with RunWatcher() as watcher:
         found = evaluate_model(model, chosen, data=data, device=device, precision=precision, watcher=watcher)  # type: ignore[arg-type]

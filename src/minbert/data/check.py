@@ -27,6 +27,7 @@ from minbert.data.raw import Examples, Problem, Split, class_counts, read_split
 from minbert.data.tokenizer import Tokenizer
 from minbert.encoders import find_encoder
 from minbert.errors import MinbertError, shown
+from minbert.recipe_checks import lender
 from minbert.tasks import Task
 
 CountTokens = Callable[[Sequence[str], Sequence[str] | None], NDArray[Any]]
@@ -129,7 +130,7 @@ def check_data(recipe: Recipe, folder: Path, *, count_tokens: CountTokens | None
     splits: list[SplitReport] = []
     notes: list[str] = []
     read: dict[tuple[str, Split], _Rows] = {}
-    for task in recipe.tasks:
+    for task in (*recipe.tasks, *_lenders(recipe)):
         for split in get_args(Split):
             problems: list[Problem] = []
             examples = _read(task, split, folder, problems, notes)
@@ -146,6 +147,13 @@ def check_data(recipe: Recipe, folder: Path, *, count_tokens: CountTokens | None
                 splits.append(found)
     notes += _absent(recipe, splits) + _shared(read)
     return DataReport(recipe.name, folder, recipe.model.max_tokens, tuple(splits), tuple(notes), limit)
+
+
+def _lenders(recipe: Recipe) -> list[Task]:
+    """Tasks that are not the recipe's own, though one of its own borrows their training rows."""
+    own = {task.name for task in recipe.tasks}
+    lent = [lender(recipe, task) for task in recipe.tasks if task.borrow is not None]
+    return [replace(task, dev=(), test=()) for task in lent if task.name not in own]
 
 
 class _Rows:
@@ -239,10 +247,12 @@ def _lengths(task: Task, examples: Examples, count_tokens: CountTokens | None, m
 
 
 def _absent(recipe: Recipe, splits: Iterable[SplitReport]) -> list[str]:
+    """Classes without a row, of tasks that are to learn them all."""
+    whole = {task.name for task in recipe.tasks if task.is_classification and not task.only}
     return [
         f'{split.task} {split.split}: no row of class "{name}"'
         for split in splits
-        if recipe.task(split.task).is_classification
+        if split.task in whole
         for name, rows in split.balance.items()
         if not rows
     ]

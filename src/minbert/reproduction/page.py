@@ -140,7 +140,8 @@ def write_page(
 
 def build_page(papers: Mapping[str, Paper], results: Results, folder: Path) -> str:
     """The whole page; `folder` is where it will lie."""
-    parts = [INTRO.format(margin=MARGIN), _summary(papers, results), _picture(folder, "samplers", SCHEDULES)]
+    parts = [INTRO.format(margin=MARGIN), _summary(papers, results), _decided(papers, results)]
+    parts.append(_picture(folder, "samplers", SCHEDULES))
     parts += [_section(paper, results, folder) for paper in papers.values()]
     return "\n".join(part for part in parts if part)
 
@@ -164,6 +165,21 @@ def _summary(papers: Mapping[str, Paper], results: Results) -> str:
         counts = " | ".join(str(words[word]) for word in (HELD, DID_NOT_HOLD, UNDECIDED, NOT_COMPARED))
         lines.append(f"| {encoder} | {len(found)} of {total} | {runs} | {counts} |")
     return "\n".join([*lines, ""])
+
+
+def _decided(papers: Mapping[str, Paper], results: Results) -> str:
+    """The findings that the runs decide, in two lists an encoder."""
+    lines = []
+    for encoder, found in results.items():
+        judged = [(paper, verdict) for paper in papers.values() for verdict in verdicts(paper, found)]
+        for word in (HELD, DID_NOT_HOLD):
+            those = [(paper, verdict) for paper, verdict in judged if verdict.word == word]
+            lines += [f"With {encoder} {word}:", ""] if those else []
+            for paper, verdict in those:
+                ours = ", ".join(_interval(difference, several=True) for difference in verdict.differences)
+                lines.append(f"- {verdict.finding.claim} `{paper.name}`: {ours}")
+            lines += [""] if those else []
+    return "\n".join(lines)
 
 
 def _section(paper: Paper, results: Results, folder: Path) -> str:
