@@ -10,7 +10,8 @@ import pytest
 
 from minbert.data.raw import read_rows, read_split, resolve
 from minbert.errors import MinbertError
-from minbert.tasks import Task, check_task
+from minbert.task_checks import check_task
+from minbert.tasks import Task
 
 SPLITS = ("train", "dev")
 

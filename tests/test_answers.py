@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy.special import expit, softmax
 
 from minbert.model.answers import Decision, decode, logits_of
-from minbert.tasks import Task, check_task
+from minbert.task_checks import check_task
+from minbert.tasks import Task
 
 quick = settings(max_examples=60, deadline=None)
 logits = st.floats(-30, 30, width=32)

@@ -24,7 +24,8 @@ from minbert.config import (
 )
 from minbert.errors import MinbertError
 from minbert.recipes import as_dict, differences, parse_recipe, read_recipe, to_toml
-from minbert.tasks import BUILT_IN, HEADS, LOSSES, Task, check_task
+from minbert.task_checks import check_task
+from minbert.tasks import BUILT_IN, HEADS, LOSSES, Task
 
 MULTITASK = """
 about = "three tasks"

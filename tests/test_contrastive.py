@@ -29,7 +29,8 @@ from minbert.experiment import train
 from minbert.model.heads import build_head
 from minbert.model.multitask import MultitaskModel, encode_pooled, outputs_of, ready
 from minbert.recipes import parse_recipe, to_toml
-from minbert.tasks import CONTRASTIVE, HEADS, LOSSES, Task, check_task
+from minbert.task_checks import check_task
+from minbert.tasks import CONTRASTIVE, HEADS, LOSSES, Task
 from minbert.training.contrastive import anchors_of, build_contrastive
 from minbert.training.feeding import InChunks, OneByOne
 from minbert.training.losses import UncertaintyWeighting, build_loss

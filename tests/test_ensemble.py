@@ -34,7 +34,8 @@ from minbert.model.answers import Decision, decode, mean_outputs
 from minbert.model.manifest import read_manifest, update_manifest
 from minbert.model.saved import load_model, save_model
 from minbert.recipes import parse_recipe
-from minbert.tasks import BUILT_IN, check_task
+from minbert.task_checks import check_task
+from minbert.tasks import BUILT_IN
 from tests.models import PAIRS, TEXTS, THREE, make
 from tests.runs import Listener, Stopped, left_behind, small_recipe, unlike
 

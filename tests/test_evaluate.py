@@ -23,7 +23,8 @@ from minbert.experiment import new_model
 from minbert.model.answers import Decision, decode
 from minbert.model.multitask import MultitaskModel, outputs_of
 from minbert.preparing import prepare
-from minbert.tasks import BUILT_IN, Task, check_task
+from minbert.task_checks import check_task
+from minbert.tasks import BUILT_IN, Task
 from tests.runs import small_recipe
 
 SST, QUORA, STS = (check_task(BUILT_IN[name]) for name in ("sst", "quora", "sts"))

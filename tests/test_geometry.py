@@ -17,7 +17,8 @@ from minbert.evaluation.evaluate import evaluate_task, judge
 from minbert.evaluation.geometry import alignment, measure, positives, retrieved, sample, uniformity
 from minbert.evaluation.report import write_report
 from minbert.experiment import train
-from minbert.tasks import Task, check_task
+from minbert.task_checks import check_task
+from minbert.tasks import Task
 from tests.made_up_runs import make_run
 from tests.runs import small_recipe
 

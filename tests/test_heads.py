@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from minbert.model.heads import BUILDERS, build_head
-from minbert.tasks import COSINES, HEADS, Task, check_task
+from minbert.task_checks import check_task
+from minbert.tasks import COSINES, HEADS, Task
 from tests.models import shake
 
 WIDTH, SCALE = 6, 3.0

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from minbert.config import TrainingConfig
-from minbert.tasks import CONTRASTIVE, LOSSES, Task, check_task
+from minbert.task_checks import check_task
+from minbert.tasks import CONTRASTIVE, LOSSES, Task
 from minbert.training.gradients import add_gradients
 from minbert.training.losses import (
     WEIGHTINGS,

@@ -37,7 +37,8 @@ from minbert.model.heads import Vocabulary
 from minbert.model.multitask import MultitaskModel, outputs_of, ready
 from minbert.preparing import prepare
 from minbert.recipes import as_dict, parse_recipe
-from minbert.tasks import Task, check_task
+from minbert.task_checks import check_task
+from minbert.tasks import Task
 from minbert.training.gradients import add_gradients
 from minbert.training.losses import build_loss
 from minbert.training.step import TrainStep

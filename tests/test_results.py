@@ -26,7 +26,8 @@ from minbert.evaluation.results import (
     write_json,
     write_predictions,
 )
-from minbert.tasks import BUILT_IN, Task, check_task
+from minbert.task_checks import check_task
+from minbert.tasks import BUILT_IN, Task
 
 SST, QUORA, STS = (check_task(BUILT_IN[name]) for name in ("sst", "quora", "sts"))
 ROWS = 40

@@ -22,7 +22,8 @@ from minbert.delivery.importance import Importance, WordEffect
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError
 from minbert.model.saved import save_model
-from minbert.tasks import BUILT_IN, check_task
+from minbert.task_checks import check_task
+from minbert.tasks import BUILT_IN
 from minbert.trying import AGAINST, FOR, Session, answer_one, draw_answer, draw_words, hold
 from tests.models import make
 from tests.test_cli_train import Command, minbert  # noqa: F401 - a fixture

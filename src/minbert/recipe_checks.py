@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 from minbert.config import Recipe
 from minbert.errors import MinbertError, suggest
-from minbert.tasks import BUILT_IN, CONTRASTIVE, PartOfSpeech, Task, check_class
+from minbert.task_checks import check_class
+from minbert.tasks import BUILT_IN, CONTRASTIVE, PartOfSpeech, Task
 
 SEVERAL = ("all", "mixed")  # the samplers whose steps have several tasks
 LIMITS = {

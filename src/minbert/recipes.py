@@ -17,7 +17,8 @@ from typing import Any, get_args
 from minbert.config import PaperConfig, Recipe
 from minbert.errors import MinbertError, shown, suggest
 from minbert.recipe_checks import check_recipe
-from minbert.tasks import BUILT_IN, Kind, Task, check_task
+from minbert.task_checks import check_task
+from minbert.tasks import BUILT_IN, Kind, Task
 from minbert.toml_tables import build, flat, read_toml, toml_key, toml_value
 
 STAGE_KEYS = ("name", "about", "tasks", "model", "sampler", "optimizer", "training")
