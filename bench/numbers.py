@@ -48,6 +48,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "six-epochs": scores.six_epochs,
     "multitask": scores.multitask,
     "papers": papers,
+    "findings": scores.papers,
     "fast-plain": scores.fast_plain,
     "speed": tables.speed,
     "goals": tables.goals,

@@ -1,4 +1,4 @@
-"""Tables of dev scores from results/lab, results/multitask and results/multitask-plain, for bench.numbers."""
+"""Tables of dev scores from results/, for bench.numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from minbert.reproduction.findings import DID_NOT_HOLD, HELD, UNDECIDED
+from minbert.reproduction.page import load_results, verdicts
+from minbert.reproduction.recipes import MEAN, Paper, find_papers
 
 RESULTS = Path(__file__).parent.parent / "results"
 TASKS = {"sst": "SST", "quora": "Quora", "sts": "STS"}
@@ -92,6 +96,36 @@ def fast_plain() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def papers() -> str:
+    """Of each paper its best row, theirs and ours, and how many of its findings held."""
+    known = find_papers(RESULTS.parent / "recipes")
+    results = load_results(known, RESULTS / "reproduction")
+    words = (HELD, DID_NOT_HOLD, UNDECIDED)
+    columns = ["paper", "rows", "its best row, their overall", *results, *(f"findings: {words[0]}", *words[1:])]
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for paper in known.values():
+        if not paper.claims.best:
+            continue
+        best = paper.rows[paper.claims.best]
+        cells = [paper.claims.title, str(len(paper.rows)), f"{best.reported.row}: {_their_overall(paper)}"]
+        for found in results.values():
+            mine = found[best.key].values(MEAN) if best.key in found else []
+            cells.append(f"{statistics.mean(mine):.3f}" if mine else "")
+        judged = [verdict.word for verdict in verdicts(paper, next(iter(results.values()), {}))]
+        lines.append(f"| {' | '.join([*cells, *(str(judged.count(word)) for word in words)])} |")
+    keys = [paper.rows[paper.claims.best].key for paper in known.values() if paper.claims.best]
+    seeds = {name: {len(found[key].by_seed) for key in keys if key in found} for name, found in results.items()}
+    over = ", ".join(f"{name} over {' or '.join(map(str, sorted(counts)))}" for name, counts in seeds.items())
+    first = next(iter(results), "no encoder")
+    note = f"Ours are means on dev of the course's SST, Quora and STS; seeds: {over}. The findings are judged with {first}."
+    return "\n".join([*lines, "", note, ""])
+
+
+def _their_overall(paper: Paper) -> str:
+    reported = paper.rows[paper.claims.best].reported.overall
+    return f"{reported['dev']:.3f}" if "dev" in reported else f"{reported['test']:.3f} on test"
 
 
 def _metric(run: Run, task: str) -> str:
