@@ -492,7 +492,10 @@ def test_the_page_has_their_numbers_ours_and_what_was_not_run(
     assert "All of them: at most 6 steps a run, `seed=1`." in lines
     assert "4 runs, 0.0 hours of training on abacus; commits abc." in lines
     assert "| tiny | 2 of 4 | 4 | 1 | 1 | 0 | 0 |" in lines  # +.1 for each seed: better, so not "no better"
-    (finding,) = [line for line in lines if "The mean is better." in line]
+    (item,) = [line for line in lines if line.startswith("- The mean is better.")]
+    assert item == "- The mean is better. `smith`: overall +0.100 (+0.100 to +0.100)"
+    assert lines[lines.index(item) - 2] == "With tiny held:" and "With tiny did not hold:" in lines
+    (finding,) = [line for line in lines if line.startswith("| The mean is better.")]
     assert finding.split(" | ")[1:] == ["overall", "+0.150", "+0.100 (+0.100 to +0.100)", "2", "**held** |"]
     assert "Their test scores of [Mean](recipes/smith/2-mean.toml): SST 0.510, overall 0.610." in page
     assert "- [Mean](recipes/smith/2-mean.toml): A guess." in lines
@@ -509,6 +512,24 @@ def test_runs_under_different_conditions_are_shown_but_not_compared(
     assert "- whole runs: `1-plain`" in page
     assert "- at most 6 steps a run: `2-mean`" in page
     assert "| tiny | 2 of 4 | 4 | 0 | 0 | 0 | 2 |" in page
+
+
+def test_rows_that_a_cap_cut_differently_decide_nothing(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path
+) -> None:
+    jobs = [job for job in jobs_of(papers, seeds=2) if job.row.name in ("1-plain", "2-mean")]
+    capped = replace(settings, steps_cap=6)
+    run_jobs(jobs, capped, Listener())
+    cut = "**undecided**: the cap left 50% of `2-mean` and 86% of `1-plain`"
+    for whole, verdict in ((7, cut), (12, "**held**"), (10, "**held**")):  # six steps of so many, against six of twelve
+        for job in jobs:
+            if job.row.name == "1-plain":
+                path = job.result(capped)
+                path.write_text(json.dumps({**json.loads(path.read_text()), "whole_steps": whole}))
+        page = build_page(papers, load_results(papers, settings.results), tmp_path)
+        (finding,) = [line for line in page.splitlines() if line.startswith("| The mean is better.")]
+        assert finding.endswith(f"| {verdict} |")
+        assert ("With tiny held:" in page) == (verdict != cut)
 
 
 def test_results_of_an_older_recipe_are_marked(

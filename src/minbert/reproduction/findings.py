@@ -59,6 +59,8 @@ class Verdict:
     finding: Finding
     differences: tuple[Difference, ...]
     """One, or one for each task."""
+    is_even: bool = True
+    """Whether a cap on the steps left about the same part of both rows."""
 
     @property
     def seeds(self) -> int:
@@ -67,7 +69,9 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """Of every task it holds only if it does of each."""
+        """Of every task it holds only if it does of each; of rows that were cut differently nothing is known."""
+        if not self.is_even:
+            return UNDECIDED
         words = {difference.word(self.finding.kind) for difference in self.differences} or {UNDECIDED}
         return next((word for word in (DID_NOT_HOLD, UNDECIDED) if word in words), HELD)
 
@@ -79,7 +83,9 @@ def scores_of(results: Mapping[str, Any], rule: str) -> dict[str, float]:
     return {**scores, MEAN: float(results["overall"][rule])}
 
 
-def judge(finding: Finding, better: Mapping[int, Scores], worse: Mapping[int, Scores]) -> Verdict:
+def judge(
+    finding: Finding, better: Mapping[int, Scores], worse: Mapping[int, Scores], *, is_even: bool = True
+) -> Verdict:
     """What the runs of two rows, by seed, say about a claim."""
     seeds = sorted(set(better) & set(worse))
     names = [finding.on]
@@ -87,4 +93,4 @@ def judge(finding: Finding, better: Mapping[int, Scores], worse: Mapping[int, Sc
         shared = [name for name in better[seeds[0]] if name in worse[seeds[0]]] if seeds else []
         names = [name for name in shared if name != MEAN]
     values = {name: tuple(better[seed][name] - worse[seed][name] for seed in seeds) for name in names}
-    return Verdict(finding, tuple(Difference(name, found) for name, found in values.items()))
+    return Verdict(finding, tuple(Difference(name, found) for name, found in values.items()), is_even)

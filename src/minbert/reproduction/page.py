@@ -48,7 +48,8 @@ What differs from the papers, in every row:
 
 A finding compares two rows over the seeds that both have: the mean of the paired differences and its 95% t interval. "Better"
 **held** if the interval lies above 0 and **did not hold** if it lies below; "no better" held if the interval ends below
-+{margin:g}, and did not hold if it lies above 0. Everything else is **undecided**, and so is every finding with one seed. A
++{margin:g}, and did not hold if it lies above 0. Everything else is **undecided**, and so is every finding with one seed, and
+every one of two rows of which a cap on the steps left different parts, one more than {uneven:g} times the other. A
 correlation that does not exist, because all answers are the same, counts as 0.
 """
 
@@ -67,6 +68,11 @@ class Found:
 
     def values(self, task: str) -> list[float]:
         return [scores[task] for scores in self.scores.values() if task in scores]
+
+    @cached_property
+    def share(self) -> float:
+        """Of the steps of a whole run, how many the cap left; 1: all."""
+        return min(one["planned_steps"] / one["whole_steps"] for one in self.by_seed.values())
 
     @cached_property
     def conditions(self) -> set[str]:
@@ -88,6 +94,8 @@ class Found:
 
 
 NOT_COMPARED = "not compared"
+UNEVEN = 1.25
+"""How many times as large a part of its steps one row may have than another that it is compared with."""
 
 Results = dict[str, dict[str, Found]]
 """By encoder and row."""
@@ -117,14 +125,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
     """What the runs say about each finding. Runs under different conditions are not compared."""
-
-    def scores(name: str, other: str) -> dict[int, dict[str, float]]:
-        mine, its = (found.get(f"{paper.name}/{row}") for row in (name, other))
-        if mine is None or its is None or len(mine.conditions | its.conditions) > 1:
-            return {}
-        return mine.scores
-
-    return [judge(one, scores(one.better, one.worse), scores(one.worse, one.better)) for one in paper.claims.findings]
+    judged = []
+    for finding in paper.claims.findings:
+        better, worse = (found.get(f"{paper.name}/{row}") for row in (finding.better, finding.worse))
+        if better is None or worse is None or len(better.conditions | worse.conditions) > 1:
+            judged.append(judge(finding, {}, {}))
+        else:
+            least, most = sorted((better.share, worse.share))
+            judged.append(judge(finding, better.scores, worse.scores, is_even=most <= UNEVEN * least))
+    return judged
 
 
 def write_page(
@@ -140,7 +149,7 @@ def write_page(
 
 def build_page(papers: Mapping[str, Paper], results: Results, folder: Path) -> str:
     """The whole page; `folder` is where it will lie."""
-    parts = [INTRO.format(margin=MARGIN), _summary(papers, results), _decided(papers, results)]
+    parts = [INTRO.format(margin=MARGIN, uneven=UNEVEN), _summary(papers, results), _decided(papers, results)]
     parts.append(_picture(folder, "samplers", SCHEDULES))
     parts += [_section(paper, results, folder) for paper in papers.values()]
     return "\n".join(part for part in parts if part)
@@ -307,9 +316,15 @@ def _findings(paper: Paper, found: Mapping[str, Found]) -> list[str]:
         on = LABELS.get(one.on, one.on)
         lines.append(
             f"| {one.claim} ({one.where}; {rows}) | {on} | {_their_difference(paper, one)} | {ours} | {verdict.seeds} | "
-            f"**{verdict.word}** |"
+            f"**{verdict.word}**{'' if verdict.is_even else _cut(paper, one, found)} |"
         )
     return lines
+
+
+def _cut(paper: Paper, finding: Finding, found: Mapping[str, Found]) -> str:
+    """Why two rows cannot be compared though both were run."""
+    shares = (f"{found[f'{paper.name}/{row}'].share:.0%} of `{row}`" for row in (finding.better, finding.worse))
+    return f": the cap left {' and '.join(shares)}"
 
 
 def _their_difference(paper: Paper, finding: Finding) -> str:
