@@ -23,7 +23,7 @@ from minbert.reproduction.figures import SCHEDULES, draw_all, kept_scores, sched
 from minbert.reproduction.findings import Difference, judge, scores_of
 from minbert.reproduction.page import build_page, load_results, write_page
 from minbert.reproduction.recipes import Finding, Paper, choose_rows, find_papers
-from minbert.reproduction.runs import Job, Running, Settings, is_done, plan_jobs, run_jobs
+from minbert.reproduction.runs import Job, Running, Settings, is_done, longest_part, plan_jobs, run_jobs, was_cut
 
 ROOT = Path(__file__).parent.parent
 COMMON = """
@@ -301,6 +301,51 @@ def test_a_result_of_another_recipe_does_not_count(papers: dict[str, Paper], rec
     assert not is_done(job, settings)
 
 
+def written(job: Job, settings: Settings, **changes: Any) -> None:
+    """Other figures in a result."""
+    path = job.result(settings)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_run_that_no_cap_shortened_is_a_whole_one(papers: dict[str, Paper], settings: Settings) -> None:
+    (job,) = jobs_of(papers, "smith/1-plain")
+    capped = replace(settings, steps_cap=20)
+    run_jobs([job], capped, Listener())
+    assert not is_done(job, settings), "6 of 12 steps"
+    written(job, capped, planned_steps=12)
+    assert is_done(job, settings) and is_done(job, capped)
+    assert is_done(job, replace(settings, steps_cap=12))
+    assert not is_done(job, replace(settings, steps_cap=11)), "that one would be shorter"
+    assert not is_done(job, replace(settings, sets=("training.epochs=3",)))
+
+
+def test_a_stage_that_a_cap_shortened_is_not_whole() -> None:
+    stages = [{"name": "first", "training": {"max_steps": 20}}]
+    results: dict[str, Any] = {"planned_steps": 12, "whole_steps": 12, "recipe": {"stages": stages}}
+    assert not was_cut({**results, "stages": {"first": {"steps": 19}}})
+    assert was_cut({**results, "stages": {"first": {"steps": 20}}})
+    assert longest_part({**results, "stages": {"first": {"steps": 19}}}) == 19
+    assert longest_part({**results, "whole_steps": 60, "recipe": {"ensemble": {"runs": 2}}}) == 30
+
+
+def test_whole_runs_and_runs_within_the_cap_are_compared(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path
+) -> None:
+    """Rows that were run under a cap which did not touch them, and others without one."""
+    plain, mean = ([job for job in jobs_of(papers, seeds=2) if job.row.name == name] for name in ("1-plain", "2-mean"))
+    run_jobs(plain, replace(settings, steps_cap=20), Listener())
+    run_jobs(mean, settings, Listener())
+    for job in (*plain, *mean):
+        written(job, settings, planned_steps=12)
+    page = build_page(papers, load_results(papers, settings.results), tmp_path)
+    assert "All of them: whole runs." in page and "thinned" not in page
+    assert "| tiny | 2 of 4 | 4 | 1 | 1 | 0 | 0 |" in page
+    for job in plain:  # and now beside one that was shortened
+        written(job, settings, planned_steps=6)
+    page = build_page(papers, load_results(papers, settings.results), tmp_path)
+    assert "All of them: at most 20 steps a run." in page and "thinned" in page
+
+
 def test_a_row_that_fails_does_not_stop_the_others(papers: dict[str, Paper], recipes: Path, settings: Settings) -> None:
     (recipes / "smith" / "2-mean.fails").touch()
     listener = Listener()
@@ -524,8 +569,7 @@ def test_rows_that_a_cap_cut_differently_decide_nothing(
     for whole, verdict in ((7, cut), (12, "**held**"), (10, "**held**")):  # six steps of so many, against six of twelve
         for job in jobs:
             if job.row.name == "1-plain":
-                path = job.result(capped)
-                path.write_text(json.dumps({**json.loads(path.read_text()), "whole_steps": whole}))
+                written(job, capped, whole_steps=whole)
         page = build_page(papers, load_results(papers, settings.results), tmp_path)
         (finding,) = [line for line in page.splitlines() if line.startswith("| The mean is better.")]
         assert finding.endswith(f"| {verdict} |")

@@ -23,7 +23,7 @@ from minbert.encoders import SEEN_QUORA
 from minbert.errors import MinbertError, shown
 from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, UNDECIDED, Difference, Verdict, judge, scores_of
 from minbert.reproduction.recipes import MEAN, Finding, Paper, Row
-from minbert.reproduction.runs import Job, Settings, made_by
+from minbert.reproduction.runs import Job, Settings, longest_part, made_by, was_cut
 
 LABELS = {"sst": "SST", "quora": "Quora", "sts": "STS", "cfimdb": "CFIMDB", MEAN: "overall"}
 
@@ -75,9 +75,25 @@ class Found:
         return min(one["planned_steps"] / one["whole_steps"] for one in self.by_seed.values())
 
     @cached_property
-    def conditions(self) -> set[str]:
-        """What was changed on the command line, in words."""
-        return {_condition(one["reproduction"]) for one in self.by_seed.values()}
+    def sets(self) -> set[tuple[str, ...]]:
+        """What was changed on the command line."""
+        return {tuple(one["reproduction"]["set"]) for one in self.by_seed.values()}
+
+    @cached_property
+    def caps(self) -> set[int]:
+        """Of the runs that a cap shortened; none where all were whole."""
+        return {one["reproduction"]["steps_cap"] for one in self.by_seed.values() if was_cut(one)}
+
+    def conditions(self, caps: set[int]) -> set[str]:
+        """What was changed, in words, in a table of such caps: a run that is within the only one needs no words of its own."""
+        found = set()
+        for one in self.by_seed.values():
+            cap = one["reproduction"]["steps_cap"] if was_cut(one) else 0
+            if not cap and not was_cut(one) and len(caps) == 1 and longest_part(one) <= max(caps):
+                cap = max(caps)
+            steps = f"at most {cap:,} steps a run" if cap else "whole runs"
+            found.add(steps + "".join(f", `{setting}`" for setting in one["reproduction"]["set"]))
+        return found
 
     @cached_property
     def is_current(self) -> bool:
@@ -128,7 +144,7 @@ def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
     judged = []
     for finding in paper.claims.findings:
         better, worse = (found.get(f"{paper.name}/{row}") for row in (finding.better, finding.worse))
-        if better is None or worse is None or len(better.conditions | worse.conditions) > 1:
+        if better is None or worse is None or len(better.sets | worse.sets) > 1 or len(better.caps | worse.caps) > 1:
             judged.append(judge(finding, {}, {}))
         else:
             least, most = sorted((better.share, worse.share))
@@ -224,22 +240,18 @@ def _of(paper: Paper, found: Mapping[str, Found]) -> dict[str, Found]:
     return {row.key: found[row.key] for row in paper.rows.values() if row.key in found}
 
 
-def _condition(changed: Mapping[str, Any]) -> str:
-    cap = f"at most {changed['steps_cap']:,} steps a run" if changed["steps_cap"] else "whole runs"
-    return cap + "".join(f", `{setting}`" for setting in changed["set"])
-
-
 def _conditions(encoder: str, found: Mapping[str, Found]) -> list[str]:
     """Under which conditions, on which data and machine the rows were run."""
-    named = Counter(condition for row in found.values() for condition in row.conditions)
+    caps = {cap for row in found.values() for cap in row.caps}
+    named = Counter(condition for row in found.values() for condition in row.conditions(caps))
     lines = []
     if len(named) == 1:
         lines.append(f"All of them: {next(iter(named))}.")
     else:
         for condition in named:
-            rows = ", ".join(f"`{one.row.name}`" for one in found.values() if condition in one.conditions)
+            rows = ", ".join(f"`{one.row.name}`" for one in found.values() if condition in one.conditions(caps))
             lines.append(f"- {condition}: {rows}")
-    if any(one["reproduction"]["steps_cap"] for row in found.values() for one in row.by_seed.values()):
+    if caps:
         lines.append("A longer run was thinned evenly to the cap, so that each epoch and each task keeps its share.")
     if encoder in SEEN_QUORA:
         lines.append(f"{encoder} has seen Quora questions in its own training.")

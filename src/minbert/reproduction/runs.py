@@ -112,13 +112,35 @@ def is_done(job: Job, settings: Settings) -> bool:
 
 
 def made_by(results: Mapping[str, Any], recipe: Recipe, settings: Settings) -> bool:
-    """Were these results made by this recipe, whatever has been written about it since?"""
+    """Were these results made by this recipe, whatever has been written about it since? A run that no cap shortened is
+    one of every cap that would not have."""
     try:
         before = parse_recipe(results["recipe"])
     except (KeyError, MinbertError):  # of a version whose recipes said other things
         return False
-    now = _portable(recipe, settings)
-    return not differences(replace(now, about=before.about), before)
+    now = replace(_portable(recipe, settings), about=before.about)
+    if not was_cut(results) and (not settings.steps_cap or longest_part(results) <= settings.steps_cap):
+        before, now = _uncapped(before), _uncapped(now)
+    return not differences(now, before)
+
+
+def was_cut(results: Mapping[str, Any]) -> bool:
+    """Did a limit on the steps shorten the run, or a stage of it?"""
+    limits = {stage["name"]: stage["training"].get("max_steps", 0) for stage in results["recipe"].get("stages", ())}
+    stages = {name: stage["steps"] for name, stage in results.get("stages", {}).items()}
+    at_limit = any(limits.get(name, 0) and steps >= limits[name] for name, steps in stages.items())
+    return results["planned_steps"] < results["whole_steps"] or at_limit
+
+
+def longest_part(results: Mapping[str, Any]) -> float:
+    """Steps of the longest training in a run: of its stages, or of an ensemble's members."""
+    members = results["recipe"].get("ensemble", {}).get("runs", 1)
+    return max(results["whole_steps"] / members, *(stage["steps"] for stage in results.get("stages", {}).values()), 0)
+
+
+def _uncapped(recipe: Recipe) -> Recipe:
+    stages = tuple(replace(stage, training=replace(stage.training, max_steps=0)) for stage in recipe.stages)
+    return replace(recipe, training=replace(recipe.training, max_steps=0), stages=stages)
 
 
 def _portable(recipe: Recipe, settings: Settings) -> Recipe:
