@@ -113,7 +113,8 @@ def test_unordered_classes_have_no_direction_and_unfinished_answers_no_place() -
     assert all(len(part.rates) == 1 for part in slices(rows, ("news", "sport", "art")))
     lost = single("A text", 0, 0) | {"prediction": float("nan")}
     assert slices([*rows, lost], FIVE)[0].rows == 3
-    assert slices([lost], FIVE) == []
+    unlabelled = single("A text", 0, 0) | {"label": float("nan")}
+    assert slices([lost, unlabelled], FIVE) == []
 
 
 def test_the_tables_and_the_file(tmp_path: Path) -> None:
@@ -135,3 +136,13 @@ def test_the_tables_and_the_file(tmp_path: Path) -> None:
     text = (tmp_path / "errors.md").read_text()
     assert "| a negation | yes | 30 | **0.0%** (0.0% to 11.4%) |" in text
     assert f"- a negation: {RULES['a negation']}" in text and "- a contrast" not in text and "bad" not in text
+
+
+def test_a_mean_of_one_row_has_no_interval(tmp_path: Path) -> None:
+    def edit(task: str, rows: list[dict[str, Any]]) -> None:
+        if task == "sts":
+            rows[0] |= {"text": "It is not so.", "label": 1.0, "prediction": 2.5}
+
+    found = read_mistakes(make_run(tmp_path / "run", edit_rows=edit), tasks=["sts"], count=1)
+    write_markdown(found, tmp_path / "errors.md")
+    assert "| a negation | in one text | 1 | +1.50 | 1.50 |" in (tmp_path / "errors.md").read_text()

@@ -134,9 +134,8 @@ def _slices_lines(each: TaskMistakes) -> list[str]:
     for part in each.slices:
         cells = [part.by, part.group, f"{part.rows:,}"]
         for rate, unusual in _compared(part, each):
-            cells.append(
-                f"**{rate}** ({rate.interval})" if unusual else f"{rate} ({rate.interval})" if rate.rows else ""
-            )
+            interval = f" ({rate.interval})" if rate.interval else ""
+            cells.append((f"**{rate}**" if unusual else str(rate)) + interval)
         lines.append(f"| {' | '.join(cells)} |")
     rules = [f"- {by}: {RULES[by]}" for by in dict.fromkeys(part.by for part in each.slices) if by in RULES]
     return ["### Where the mistakes are", "", *lines, "", f"With 95% intervals. {BOLD}", "", *rules, ""]

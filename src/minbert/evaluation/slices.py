@@ -100,7 +100,7 @@ def columns_of(classes: Sequence[str]) -> list[str]:
 
 def slices(rows: Sequence[Row], classes: Sequence[str]) -> list[Slice]:
     """All rows together, then the groups of every division that tells rows apart."""
-    rows = [row for row in rows if math.isfinite(row["prediction"])]
+    rows = [row for row in rows if math.isfinite(row["prediction"] - row["label"])]
     if not rows:
         return []
     found = [Slice("all", "", len(rows), _rates(rows, classes))]
