@@ -244,17 +244,20 @@ def _same_run(folder: Path, recipe: Recipe) -> bool:
 
 
 def stop(running: Iterable[Running]) -> None:
-    """Ask runs to end, as Ctrl-C would, and wait; one that does not is ended."""
-    for one in running:
-        if one.process.poll() is None:
-            one.process.send_signal(signal.SIGINT)
-    deadline = time.monotonic() + PATIENCE
-    for one in running:
-        try:
-            one.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            one.process.kill()
-            one.process.wait()
+    """Ask runs to end, as Ctrl-C would, and wait; one that does not is ended. They are asked twice: a process that is only
+    just importing may lose the first."""
+    processes = [one.process for one in running]
+    for patience in (PATIENCE / 3, 2 * PATIENCE / 3):
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + patience
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def _settle(one: Running, settings: Settings, outcome: Outcome, watcher: Watcher, *, was_stopped: bool = False) -> None:
