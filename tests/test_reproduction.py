@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from minbert import cli
 from minbert.config import SamplerConfig
 from minbert.errors import MinbertError
 from minbert.evaluation.diagnosis import T975, t_reach
-from minbert.reproduction import runs
 from minbert.reproduction.figures import SCHEDULES, draw_all, kept_scores, schedule
 from minbert.reproduction.findings import Difference, judge, scores_of
 from minbert.reproduction.page import build_page, load_results, write_page
@@ -358,6 +356,19 @@ def test_a_row_that_fails_does_not_stop_the_others(papers: dict[str, Paper], rec
     assert listener.why[0].endswith("seed1.log: error: the dog ate it")
 
 
+@pytest.fixture
+def ctrl_c(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As at a terminal, or ignored as in what a script starts in the background."""
+    before = signal.signal(signal.SIGINT, request.param)
+    yield
+    assert signal.getsignal(signal.SIGINT) is request.param
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize(
+    "ctrl_c", [signal.default_int_handler, signal.SIG_IGN], indirect=True, ids=["heard", "ignored"]
+)
 def test_when_time_is_up_runs_are_stopped_and_go_on_the_next_time(
     papers: dict[str, Paper], recipes: Path, settings: Settings
 ) -> None:
@@ -372,32 +383,6 @@ def test_when_time_is_up_runs_are_stopped_and_go_on_the_next_time(
     assert run_jobs(jobs_of(papers, "smith"), settings, Listener()).done[0].row.name == "2-mean"
     first, second = calls(recipes, "smith/2-mean")
     assert first.endswith("--overwrite") and second.endswith("--resume")
-
-
-@pytest.mark.parametrize(("lost", "ended"), [(0, -signal.SIGINT), (1, -signal.SIGINT), (9, -signal.SIGKILL)])
-def test_a_run_that_loses_the_first_word_is_asked_again(
-    papers: dict[str, Paper], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, ended: int
-) -> None:
-    """And one that listens to nothing is ended."""
-    monkeypatch.setattr(runs, "PATIENCE", 3.0)
-    script = f"""
-import time
-for _ in range({lost}):
-    try:
-        print("here", flush=True)
-        time.sleep(60)
-    except KeyboardInterrupt:
-        pass
-print("here", flush=True)
-time.sleep(60)
-"""
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    with process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        (job,) = jobs_of(papers, "smith/1-plain")
-        runs.stop([Running(job, process, tmp_path)])
-        assert process.returncode == ended
 
 
 def test_a_run_of_another_recipe_is_not_gone_on_with(

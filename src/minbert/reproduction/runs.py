@@ -17,8 +17,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -224,10 +226,24 @@ def start(job: Job, settings: Settings) -> Running:
     if settings.jobs > 1:
         environment["OMP_NUM_THREADS"] = "1"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with log_of(folder).open("ab") as log:
+    with log_of(folder).open("ab") as log, _heard_by_children():
         # A session of its own: Ctrl-C reaches us alone, and we pass it on
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
     return Running(job, process, folder)
+
+
+@contextmanager
+def _heard_by_children() -> Iterator[None]:
+    """What a script starts in the background ignores Ctrl-C, and so would all that it starts: but we stop runs by it."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if not ignored or threading.current_thread() is not threading.main_thread():  # others may not change it
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def log_of(folder: Path) -> Path:
@@ -244,20 +260,17 @@ def _same_run(folder: Path, recipe: Recipe) -> bool:
 
 
 def stop(running: Iterable[Running]) -> None:
-    """Ask runs to end, as Ctrl-C would, and wait; one that does not is ended. They are asked twice: a process that is only
-    just importing may lose the first."""
-    processes = [one.process for one in running]
-    for patience in (PATIENCE / 3, 2 * PATIENCE / 3):
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + patience
-        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    """Ask runs to end, as Ctrl-C would, and wait; one that does not is ended."""
+    for one in running:
+        if one.process.poll() is None:
+            one.process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + PATIENCE
+    for one in running:
+        try:
+            one.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            one.process.kill()
+            one.process.wait()
 
 
 def _settle(one: Running, settings: Settings, outcome: Outcome, watcher: Watcher, *, was_stopped: bool = False) -> None:
