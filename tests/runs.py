@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from minbert.config import Recipe
-from minbert.data.samplers import Plan
+from minbert.data.plan import Plan
 from minbert.experiment import new_model
 from minbert.preparing import prepare
 from minbert.recipes import parse_recipe

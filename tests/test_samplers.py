@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minbert.config import SamplerConfig
-from minbert.data.samplers import SAMPLERS, Part, Sampler, Step, make_sampler, plan
+from minbert.data.plan import plan
+from minbert.data.samplers import SAMPLERS, Part, Sampler, Step, make_sampler
 from minbert.errors import MinbertError
 
 quick = settings(max_examples=50, deadline=None)

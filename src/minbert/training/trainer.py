@@ -26,7 +26,8 @@ from torch import Tensor
 
 from minbert.config import OptimizerConfig, Recipe
 from minbert.data.inputs import Inputs
-from minbert.data.samplers import Plan, Sampler, make_sampler, plan
+from minbert.data.plan import Plan, plan
+from minbert.data.samplers import Sampler, make_sampler
 from minbert.errors import MinbertError
 from minbert.machine import choose_precision
 from minbert.model.multitask import MultitaskModel
