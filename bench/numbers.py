@@ -49,6 +49,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "multitask": scores.multitask,
     "papers": papers,
     "findings": scores.papers,
+    "errors": scores.errors,
     "fast-plain": scores.fast_plain,
     "speed": tables.speed,
     "goals": tables.goals,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from minbert.evaluation.mistakes import load_mistakes, markdown
 from minbert.reproduction.findings import DID_NOT_HOLD, HELD, UNDECIDED
 from minbert.reproduction.page import load_results, verdicts
 from minbert.reproduction.recipes import MEAN, Paper, find_papers
@@ -121,6 +122,11 @@ def papers() -> str:
     first = next(iter(results), "no encoder")
     note = f"Ours are means on dev of the course's SST, Quora and STS; seeds: {over}. The findings are judged with {first}."
     return "\n".join([*lines, "", note, ""])
+
+
+def errors() -> str:
+    """The error analysis, as `minbert errors RUN --no-texts --out results/errors.json` left it."""
+    return "\n".join([*markdown(load_mistakes(RESULTS / "errors.json"), texts=False), ""])
 
 
 def _their_overall(paper: Paper) -> str:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from minbert.cli import app
 from minbert.errors import MinbertError
-from minbert.evaluation.mistakes import read_mistakes, write_markdown
+from minbert.evaluation.mistakes import load_mistakes, markdown, read_mistakes, write_mistakes
 from tests.made_up_runs import make_run
 
 
@@ -53,7 +53,7 @@ def test_a_quora_score_says_that_the_encoder_has_seen_the_questions(run: Path) -
 
 
 def test_the_file(run: Path, tmp_path: Path) -> None:
-    write_markdown(read_mistakes(run, tasks=["sts"], count=2), tmp_path / "errors.md")
+    write_mistakes(read_mistakes(run, tasks=["sts"], count=2), tmp_path / "errors.md")
     text = (tmp_path / "errors.md").read_text()
     assert re.match(
         r"# Wrong answers on dev\n\n## sts\n\npearson -?0\.\d{3} of .+ with .+, seed \d\.\n\n### Where the mistakes are\n\n\| texts ",
@@ -63,9 +63,21 @@ def test_the_file(run: Path, tmp_path: Path) -> None:
     assert "out of 60 rows. By the difference of prediction and label: the largest first." in text
     assert "1. expected 0.00, predicted 5.00 (row-7)\n\n   > Stars \\* and \\[bold\\]brackets" in text
     assert text.count("\n   > ") == 8 and "## sst" not in text
-    write_markdown(read_mistakes(run, tasks=["sts"], count=2), tmp_path / "ids.md", texts=False)
+    write_mistakes(read_mistakes(run, tasks=["sts"], count=2), tmp_path / "ids.md", texts=False)
     without = (tmp_path / "ids.md").read_text()
     assert "1. expected 0.00, predicted 5.00 (row-7)\n" in without and ">" not in without and "Stars" not in without
+
+
+@pytest.mark.parametrize("texts", [True, False])
+def test_as_json_and_back(run: Path, tmp_path: Path, texts: bool) -> None:
+    found = read_mistakes(run, count=2)
+    write_mistakes(found, tmp_path / "errors.json", texts=texts)
+    text = (tmp_path / "errors.json").read_text(encoding="utf-8")
+    assert "Infinity" not in text and ("brackets" in text) == texts
+    assert None in [rate["low"] for one in json.loads(text) for part in one["slices"] for rate in part["rates"]]
+    again = load_mistakes(tmp_path / "errors.json")
+    assert markdown(again, texts=texts) == markdown(found, texts=texts)
+    assert [each.slices for each in again] == [each.slices for each in found]
 
 
 def test_the_command(run: Path, tmp_path: Path) -> None:
@@ -83,4 +95,4 @@ def test_what_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(MinbertError, match="expected the folder of a finished run"):
         read_mistakes(tmp_path)
     with pytest.raises(MinbertError, match="cannot be written"):
-        write_markdown(read_mistakes(run), tmp_path)
+        write_mistakes(read_mistakes(run), tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minbert.evaluation.diagnosis import wilson
-from minbert.evaluation.mistakes import read_mistakes, tables, write_markdown
+from minbert.evaluation.mistakes import read_mistakes, tables, write_mistakes
 from minbert.evaluation.slices import RULES, Slice, columns_of, has_initials, slices
 from minbert.tasks import FIVE
 from tests.made_up_runs import make_run
@@ -132,7 +132,7 @@ def test_the_tables_and_the_file(tmp_path: Path) -> None:
         "[bold]100.0%[/]",
         "[bold]0.0%[/]",
     ]
-    write_markdown(found, tmp_path / "errors.md", texts=False)
+    write_mistakes(found, tmp_path / "errors.md", texts=False)
     text = (tmp_path / "errors.md").read_text()
     assert "| a negation | yes | 30 | **0.0%** (0.0% to 11.4%) |" in text
     assert f"- a negation: {RULES['a negation']}" in text and "- a contrast" not in text and "bad" not in text
@@ -144,5 +144,5 @@ def test_a_mean_of_one_row_has_no_interval(tmp_path: Path) -> None:
             rows[0] |= {"text": "It is not so.", "label": 1.0, "prediction": 2.5}
 
     found = read_mistakes(make_run(tmp_path / "run", edit_rows=edit), tasks=["sts"], count=1)
-    write_markdown(found, tmp_path / "errors.md")
+    write_mistakes(found, tmp_path / "errors.md")
     assert "| a negation | in one text | 1 | +1.50 | 1.50 |" in (tmp_path / "errors.md").read_text()

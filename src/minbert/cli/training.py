@@ -190,17 +190,17 @@ def errors(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     task: Annotated[list[str] | None, typer.Option("--task", "-t", help="Default: all.")] = None,
     count: Annotated[int, typer.Option(min=1, help="Rows of each direction, at most.")] = 10,
-    out_file: Annotated[Path | None, typer.Option("--out", help="Also write them here, as Markdown.")] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="Also write them here, as Markdown or .json.")] = None,
     texts: Annotated[bool, typer.Option(help="In that file: the sentences, or only their ids.")] = True,
 ) -> None:
     """Where the wrong answers on dev are, and the worst of them: false positives and negatives, chosen by rules."""
-    from minbert.evaluation.mistakes import read_mistakes, tables, write_markdown
+    from minbert.evaluation.mistakes import read_mistakes, tables, write_mistakes
 
     found = read_mistakes(run, tasks=task, count=count)
     for table in tables(found):
         out.print(table)
     if out_file is not None:
-        write_markdown(found, out_file, texts=texts)
+        write_mistakes(found, out_file, texts=texts)
         out.print(f"written: {shown(out_file)}", highlight=False, soft_wrap=True)
 
 

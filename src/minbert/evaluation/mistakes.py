@@ -1,17 +1,20 @@
 """The error analysis of a finished run: where dev rows went wrong, and which most, by stated rules and never by hand.
 
     found = read_mistakes(Path("runs/sample"), count=5)
-    write_markdown(found, Path("errors.md"))
+    write_mistakes(found, Path("errors.md"))
 
 It holds sentences of the dataset, so it goes where its user says, and nowhere else; `texts=False` leaves only their ids.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -109,9 +112,53 @@ def _compared(part: Slice, each: TaskMistakes) -> Iterator[tuple[Rate, bool]]:
         yield rate, rate.differs(general.value)
 
 
-def write_markdown(found: Sequence[TaskMistakes], path: Path, *, texts: bool = True) -> None:
-    """The same as a file; without texts it may be shown where the dataset may not."""
-    lines = ["# Wrong answers on dev", ""]
+def write_mistakes(found: Sequence[TaskMistakes], path: Path, *, texts: bool = True) -> None:
+    """The same as a file: JSON where the name ends so, else Markdown. Without texts it may be shown where the dataset may
+    not."""
+    if path.suffix == ".json":
+        content = json.dumps(_as_json(found, texts=texts), indent=1, ensure_ascii=False) + "\n"
+    else:
+        content = "\n".join(["# Wrong answers on dev", "", *markdown(found, texts=texts)])
+    try:
+        write_text(path, content.encode("utf-8", "replace").decode())  # a lone surrogate has no UTF-8
+    except OSError as error:
+        raise MinbertError(f"{shown(path)}: cannot be written ({error.strerror})") from None
+
+
+def load_mistakes(path: Path) -> list[TaskMistakes]:
+    """What `write_mistakes` wrote as JSON."""
+    return [
+        TaskMistakes(
+            **{
+                **one,
+                "groups": [Mistakes(**group) for group in one["groups"]],
+                "slices": [Slice(**{**part, "rates": [_rate(r) for r in part["rates"]]}) for part in one["slices"]],
+            }
+        )
+        for one in json.loads(path.read_text(encoding="utf-8"))
+    ]
+
+
+def _rate(content: dict[str, Any]) -> Rate:
+    """An interval without ends, of a mean over one row, is null twice: JSON has no infinity."""
+    low, high = content["low"], content["high"]
+    ends = {"low": -math.inf if low is None else low, "high": math.inf if high is None else high}
+    return Rate(**{**content, **ends})
+
+
+def _as_json(found: Sequence[TaskMistakes], *, texts: bool) -> list[dict[str, Any]]:
+    content = [asdict(each) for each in found]
+    for rate in (rate for each in content for part in each["slices"] for rate in part["rates"]):
+        rate |= {key: rate[key] if math.isfinite(rate[key]) else None for key in ("low", "high")}
+    if not texts:
+        for group in (group for each in content for group in each["groups"]):
+            group["rows"] = [{k: v for k, v in row.items() if not k.startswith("text")} for row in group["rows"]]
+    return content
+
+
+def markdown(found: Sequence[TaskMistakes], *, texts: bool = True) -> list[str]:
+    """Lines: a chapter for each task."""
+    lines = []
     for each in found:
         lines += [f"## {_plain(each.task)}", "", f"{_plain(each.score)}.", ""]
         lines += _slices_lines(each) if each.slices else []
@@ -122,10 +169,7 @@ def write_markdown(found: Sequence[TaskMistakes], path: Path, *, texts: bool = T
                 lines += [f"{number}. {verdict} ({_plain(str(row['id']))})", ""]
                 for key in ("text", "text2") if texts else ():
                     lines += [f"   > {_plain(row[key])}", ""] if key in row else []
-    try:
-        write_text(path, "\n".join(lines).encode("utf-8", "replace").decode())  # a lone surrogate has no UTF-8
-    except OSError as error:
-        raise MinbertError(f"{shown(path)}: cannot be written ({error.strerror})") from None
+    return lines
 
 
 def _slices_lines(each: TaskMistakes) -> list[str]:

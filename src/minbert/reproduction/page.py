@@ -72,7 +72,7 @@ class Found:
     @cached_property
     def share(self) -> float:
         """Of the steps of a whole run, how many the cap left; 1: all."""
-        return min(one["planned_steps"] / one["whole_steps"] for one in self.by_seed.values())
+        return min(one.get("planned_steps", 1) / one.get("whole_steps", 1) for one in self.by_seed.values())
 
     @cached_property
     def sets(self) -> set[tuple[str, ...]]:
@@ -88,8 +88,10 @@ class Found:
         """What was changed, in words, in a table of such caps: a run that is within the only one needs no words of its own."""
         found = set()
         for one in self.by_seed.values():
-            cap = one["reproduction"]["steps_cap"] if was_cut(one) else 0
-            if not cap and not was_cut(one) and len(caps) == 1 and longest_part(one) <= max(caps):
+            cap = 0
+            if was_cut(one):
+                cap = one["reproduction"]["steps_cap"]
+            elif len(caps) == 1 and longest_part(one) <= max(caps):
                 cap = max(caps)
             steps = f"at most {cap:,} steps a run" if cap else "whole runs"
             found.add(steps + "".join(f", `{setting}`" for setting in one["reproduction"]["set"]))

@@ -131,13 +131,15 @@ def was_cut(results: Mapping[str, Any]) -> bool:
     limits = {stage["name"]: stage["training"].get("max_steps", 0) for stage in results["recipe"].get("stages", ())}
     stages = {name: stage["steps"] for name, stage in results.get("stages", {}).items()}
     at_limit = any(limits.get(name, 0) and steps >= limits[name] for name, steps in stages.items())
-    return results["planned_steps"] < results["whole_steps"] or at_limit
+    return results.get("planned_steps", 0) < results.get("whole_steps", 0) or at_limit
 
 
 def longest_part(results: Mapping[str, Any]) -> float:
     """Steps of the longest training in a run: of its stages, or of an ensemble's members."""
     members = results["recipe"].get("ensemble", {}).get("runs", 1)
-    return max(results["whole_steps"] / members, *(stage["steps"] for stage in results.get("stages", {}).values()), 0)
+    return max(
+        results.get("whole_steps", 0) / members, *(stage["steps"] for stage in results.get("stages", {}).values()), 0
+    )
 
 
 def _uncapped(recipe: Recipe) -> Recipe:
