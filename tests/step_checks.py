@@ -5,7 +5,9 @@ python -m tests.step_checks NAME...         # with TRITON_INTERPRET=1
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,10 +20,11 @@ from minbert.data.tokenizer import Truncation
 from minbert.model.encoder import POOLINGS
 from minbert.model.multitask import ready
 from minbert.model.runner import FusedRunner
-from minbert.training import graphs
-from minbert.training.gradients import add_gradients
+from minbert.training import graphs, task_graphs
+from minbert.training.gradients import PCGrad, add_gradients
 from minbert.training.graphs import Graphs, Staged, lay_out, layout_of
 from minbert.training.step import TrainStep
+from minbert.training.task_graphs import TaskGraphs
 from tests.fused_checks import all_near, near
 from tests.interpreter import Checks
 from tests.laid_out import batch_of, masked_batch_of, masked_recipe_of, model_of, recipe_of
@@ -173,6 +176,53 @@ def unrecorded_graphs_are_steps(device: torch.device) -> None:
     for name, value in fused.model.named_parameters():
         near(value, expected[name], name)
         assert value.grad is None
+
+
+@checks.add_each({"as they come": "", "recorded": "passes", "all recorded": "passes, updates"})
+def tasks_by_themselves_are_surgery(device: torch.device, recorded: str) -> None:
+    """Five steps of two tasks, of three layouts, one step with one task only; updates included. What a graph does is
+    done here by the work that it would hold."""
+    settings: dict[str, Any] = {"optimizer": {"lr": 1e-3, "clip": 0.5, "eps": 1e-3}}
+    plain, fused = (step_of(fused=fused, pooling="pooler", device=device, **settings) for fused in (False, True))
+    names = list(plain.losses)
+    for step in (plain, fused):
+        shared = [value for name, value in step.model.named_parameters() if not name.startswith("heads.")]
+        step.rule = PCGrad(shared, names, seed=3)
+    assert isinstance(fused.rule, PCGrad)
+    runner = TaskGraphs(fused, fused.rule)
+    rates = [1e-3] * len(fused.optimizer.param_groups)
+    made: list[Any] = []
+
+    def held(work: Any, pool: Any) -> Any:
+        made.append(pool)
+        return SimpleNamespace(replay=work, pool=lambda: "pool")
+
+    with ExitStack() as patches:
+        patches.enter_context(SMALL)
+        patches.enter_context(patch.object(graphs, "MOST", 9 if recorded else 0))
+        patches.enter_context(patch.object(task_graphs, "record", held))
+        if "updates" in recorded:
+            for name, value in (("capturable", True), ("reserve", lambda _: None), ("settle", lambda _: [])):
+                patches.enter_context(patch.object(type(fused.optimizer), name, value))
+        texts = (([3, 9, 1], [2, 4]), ([5, 2], [4, 4]), ([], [4, 7]), ([40, 2], [2, 4]), ([4, 2], [7, 3]))
+        for seed, (one, two) in enumerate(texts):
+            batches = [batch_of(*lengths, seed=seed) for lengths in ((one, []), ([], two)) if one or lengths[1]]
+            plain.gradient_apart(batches)
+            plain.update()
+            runner.run([staged(batch, fused.model.encoder.config, len(rates)) for batch in batches], rates)
+            near(fused.totals, plain.totals, "losses")
+            expected = dict(plain.model.named_parameters())
+            for name, value in fused.model.named_parameters():
+                near(value, expected[name], f"step {seed}: {name}")
+                assert value.grad is None
+    # Passes: the first task with another beside it, the second, the second alone, a longer batch of the first. Updates: with
+    # the first task's head, and without it (the second has no weights)
+    counts = (len(runner.recorded), len(runner.updates), len(made))
+    assert counts == (4 * ("passes" in recorded), 2 * ("updates" in recorded), sum(counts[:2])), counts
+    assert made[:2] == [None, "pool"][: len(made)] and set(made[1:]) <= {"pool"}
+    assert fused.optimizer.rates is None
+    assert isinstance(plain.rule, PCGrad)
+    assert plain.rule.state["steps"] == fused.rule.state["steps"] == 5
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from minbert.model.multitask import MultitaskModel, encode_pooled, outputs_of
 from minbert.model.pretrained import save_encoder
 from minbert.model.runner import FusedRunner, PlainRunner, make_runner
 from minbert.training import graphs
-from minbert.training.feeding import OneByOne, Recorded
+from minbert.training.feeding import OneByOne, Recorded, RecordedApart, TaskByTask
 from minbert.training.gradients import add_gradients
 from minbert.training.metrics_log import read_metrics
 from minbert.training.trainer import Trainer
@@ -38,6 +38,7 @@ pytestmark = [
 
 STILL = {"dropout": 0.0, "encoder_dropout": 0.0}
 THIRTY = {"epochs": 4, "log_every": 1}  # 36 steps: 3 batches of each of 3 tasks in an epoch
+ALL: dict[str, Any] = {"sampler": {"kind": "all"}}  # 3 steps in an epoch, each with a batch of each task
 
 
 @pytest.fixture(scope="module", params=["bert", "mpnet"])
@@ -86,7 +87,7 @@ def losses_of(trainer: Trainer) -> dict[int, dict[str, float]]:
 
 def recorded(trainer: Trainer) -> int:
     """How many layouts became graphs."""
-    assert isinstance(trainer.feeder, Recorded)
+    assert isinstance(trainer.feeder, Recorded | RecordedApart)
     return sum(entry.graph is not None for entry in trainer.feeder.graphs.recorded.values())
 
 
@@ -119,6 +120,9 @@ def test_kernels_and_graphs_are_for_whoever_can_use_them(make: Make, tiny_encode
     assert isinstance(adding.feeder, OneByOne)
     assert isinstance(make(rule=lambda losses: add_gradients(losses)).feeder, OneByOne)
     assert isinstance(make(encoder=tiny_encoder).model.runner, PlainRunner), "heads of 8"
+    assert isinstance(make(**ALL, training={"gradients": "pcgrad"}).feeder, RecordedApart)
+    assert isinstance(make(**ALL, training={"gradients": "pcgrad", "accumulate": 2}).feeder, TaskByTask)
+    assert isinstance(make(**ALL, training={"gradients": "pcgrad", "kernels": "plain"}).feeder, TaskByTask)
 
 
 # --- against torch's own kernels ------------------------------------------------------------------------------------
@@ -130,6 +134,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "groups": {"optimizer": {"layer_decay": 0.8, "head_lr": 3e-3, "clip": 0.1}},
     "all": {"sampler": {"kind": "all"}, "training": {"epochs": 12}},
     "mixed": {"sampler": {"kind": "mixed"}, "training": {"epochs": 4}},
+    "pcgrad": {**ALL, "training": {"gradients": "pcgrad", "epochs": 12}, "optimizer": {"clip": 0.1, "head_lr": 3e-3}},
+    "gradvac": {
+        **ALL,
+        "training": {"gradients": "gradvac", "loss_weighting": "uncertainty", "ema": 0.9, "epochs": 12},
+        "tasks": {"sts": {"pooling": "pooler"}},  # which one task alone reaches
+    },
+    "cagrad": {**ALL, "training": {"gradients": "cagrad", "epochs": 12}, "optimizer": {"kind": "radam"}},
+    "pcgrad, unfreeze": {**ALL, "training": {"gradients": "pcgrad", "mode": "unfreeze", "epochs": 12}},
     "uncertain": {"training": {"loss_weighting": "uncertainty", "ema": 0.9}},
     "unfreeze": {"training": {"mode": "unfreeze", "epochs": 5}},
     "pretrain": {"training": {"mode": "pretrain"}},
@@ -246,9 +258,13 @@ def test_the_same_seed_gives_the_same_bits(make: Make, encoder: Path, precision:
     assert same_bits(one, other) != []
 
 
-def test_recording_changes_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gradients", ["sum", "pcgrad"])
+def test_recording_changes_nothing(make: Make, gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The random numbers of a replay are those of a step that runs as it is: bits, with dropout."""
-    whole, none = make(run="whole", training=THIRTY), make(run="none", training=THIRTY)
+    tables = {"training": {**THIRTY, "gradients": gradients, "epochs": 12}, **ALL}
+    if gradients == "sum":
+        tables = {"training": THIRTY}
+    whole, none = make(run="whole", **tables), make(run="none", **tables)
     whole.train()
     monkeypatch.setattr(graphs, "MOST", 0)
     none.train()
@@ -282,6 +298,7 @@ STOPS: dict[str, dict[str, Any]] = {
     "mixed": {"sampler": {"kind": "mixed"}, "training": {"ema": 0.9, "loss_weighting": "uncertainty"}},
     "accumulate": {"training": {"accumulate": 4}},
     "unfreeze": {"training": {"mode": "unfreeze"}},
+    "surgery": {**ALL, "training": {"gradients": "gradvac", "epochs": 10}},
     "plain kernels": {"training": {"kernels": "plain"}},
     "masked": {"tasks": {"sst": {"kind": "masked"}, "quora": {"kind": "masked", "whole_words": True}}},
 }

@@ -462,7 +462,7 @@ def test_memory_is_a_row_for_each_task_and_one_gradient() -> None:
         storages = [item.untyped_storage() for item in tensors if item.device.type == "cpu"]
         return sum({held.data_ptr(): held.nbytes() // (4 * size) for held in storages}.values())
 
-    for name in ("_collect", "_combine"):
+    for name in ("_collect", "combine"):
         original = getattr(rule, name)
 
         def noted(*given: Any, original: Any = original) -> Any:

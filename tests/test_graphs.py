@@ -194,6 +194,7 @@ CHECKS = [
     "chunks_are_dropped_out_the_same_way_twice",
     "a_laid_out_batch_of_masked_tokens",
     "unrecorded_graphs_are_steps",
+    "tasks_by_themselves_are_surgery",
 ]
 
 

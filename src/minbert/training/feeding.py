@@ -20,19 +20,19 @@ from minbert.training.grad_cache import split_step
 from minbert.training.gradients import Surgery, add_gradients
 from minbert.training.graphs import SLOTS, Graphs, Staged, Staging, ahead
 from minbert.training.step import TrainStep
+from minbert.training.task_graphs import TaskGraphs
 
 
 def make_feeder(
     work: TrainStep, data: Mapping[str, Inputs], training: TrainingConfig
-) -> OneByOne | TaskByTask | InChunks | Recorded:
-    """Graphs, where the kernels are ours, each batch is a step, and the rule can be recorded."""
+) -> OneByOne | TaskByTask | InChunks | Recorded | RecordedApart:
+    """Graphs, where the kernels are ours, each step is an update, and the rule can be recorded or its passes can."""
+    fused = isinstance(work.model.runner, FusedRunner) and training.accumulate == 1
     if isinstance(work.rule, Surgery):
-        return TaskByTask(work, data)
+        return RecordedApart(work, data, work.rule) if fused else TaskByTask(work, data)
     if training.cache_rows:
         return InChunks(work, data, training.cache_rows)
-    fused = isinstance(work.model.runner, FusedRunner)
-    simple = training.accumulate == 1 and work.rule is add_gradients
-    return (Recorded if fused and simple else OneByOne)(work, data)
+    return (Recorded if fused and work.rule is add_gradients else OneByOne)(work, data)
 
 
 class OneByOne:
@@ -130,6 +130,37 @@ class Recorded:
 
     def run(self, batch: Staged, *, update: bool) -> None:  # noqa: ARG002 - graphs are for one batch an update
         self.graphs.run(batch, [group["lr"] for group in self.work.optimizer.param_groups])
+
+    def clear(self) -> None:
+        self.graphs.clear()
+
+
+@dataclass(frozen=True, eq=False)
+class StagedApart:
+    """A step as one staged batch for each of its tasks."""
+
+    batches: tuple[Staged, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(batch.rows for batch in self.batches)
+
+
+class RecordedApart:
+    """The same for rules that look at each task's gradient by itself."""
+
+    def __init__(self, work: TrainStep, data: Mapping[str, Inputs], rule: Surgery) -> None:
+        self.work, self.data, self.graphs = work, data, TaskGraphs(work, rule)
+        self.staging = Staging(work.model.encoder.config, len(work.optimizer.param_groups), len(data))
+
+    def batches(self, steps: Iterable[Step]) -> Iterator[StagedApart]:
+        return ahead(steps, self._stage, SLOTS - 3)
+
+    def _stage(self, step: Step) -> StagedApart:
+        return StagedApart(tuple(self.staging.stage(collate((part,), self.data)) for part in step))
+
+    def run(self, batch: StagedApart, *, update: bool) -> None:  # noqa: ARG002 - as of Recorded
+        self.graphs.run(batch.batches, [group["lr"] for group in self.work.optimizer.param_groups])
 
     def clear(self) -> None:
         self.graphs.clear()

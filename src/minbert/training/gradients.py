@@ -51,7 +51,7 @@ class Surgery(ABC):
 
     Memory: a row of shared parameters for each task, kept from step to step, and the gradient of the task at hand.
     `retain_graph` is never needed. The matrix of dot products is read back from the device, so a step waits once, and
-    no CUDA graph can hold it.
+    no CUDA graph can hold it whole; its passes can be held (`task_graphs.py`).
 
     Args:
         shared: the parameters that several tasks may reach.
@@ -68,44 +68,64 @@ class Surgery(ABC):
         self.laid_out: list[Parameter] = []  # for these
 
     def __call__(self, losses: Mapping[str, Tensor]) -> None:
-        learning = self._lay_out()
-        waiting = [parameter.grad for parameter in learning]
-        reached = np.zeros((len(losses), len(learning)), dtype=bool)
-        for row, task in enumerate(losses):
-            for parameter in learning:
-                parameter.grad = None
-            _backward(losses[task])
-            reached[row] = self._collect(row)
-        own = self._take_out(reached)
-        self._combine(self._weights(list(losses)))
-        for place, (parameter, before) in enumerate(zip(learning, waiting, strict=True)):
+        self.lay_out()
+        waiting = [parameter.grad for parameter in self.laid_out]
+        reached = np.array([self.take(row, losses[task]) for row, task in enumerate(losses)], dtype=bool)
+        self.combine(list(losses), reached)
+        for place, (parameter, before) in enumerate(zip(self.laid_out, waiting, strict=True)):
             parameter.grad = before
             if reached[:, place].any():
-                found = own[place] if place in own else self.views[0][place]
+                found = self.views[0][place]
                 parameter.grad = found.clone() if before is None else before.add_(found)
+
+    def lay_out(self) -> None:
+        """A row for each task, of what learns now; in another epoch it may be more."""
+        learning = [parameter for parameter in self.shared if parameter.requires_grad]
+        if [*map(id, learning)] == [*map(id, self.laid_out)] and self.views:
+            return
+        sizes = [parameter.numel() for parameter in learning]
+        like = learning[0] if learning else self.rows
+        self.rows = self.rows[:, :0]  # let go of the old one first
+        self.views = []
+        self.rows = torch.empty((len(self.tasks), sum(sizes)), dtype=like.dtype, device=like.device)
+        self.views = [
+            [part.view_as(parameter) for part, parameter in zip(row.split(sizes), learning, strict=True)]
+            for row in self.rows
+        ]
+        self.laid_out = learning
+
+    def take(self, row: int, loss: Tensor) -> list[bool]:
+        """The gradient of a task's loss into a row, 0 where it has none; which of `laid_out` it reaches."""
+        for parameter in self.laid_out:
+            parameter.grad = None
+        _backward(loss)
+        return self._collect(row)
+
+    def combine(self, tasks: Sequence[str], reached: NDArray[np.bool_]) -> None:
+        """The result for the tasks whose gradients were taken, in the first row.
+
+        Args:
+            tasks: of the rows.
+            reached: (tasks, parameters), as `take` says.
+        """
+        alone = []
+        for place in np.flatnonzero(reached.sum(axis=0) == 1).tolist():  # only one task has a gradient
+            view = self.views[int(reached[:, place].argmax())][place]
+            alone.append((self.views[0][place], view.clone()))
+            view.zero_()
+        first, *others = self.rows[: len(tasks)]
+        weights = self._weights(tasks)
+        first.mul_(weights[0])
+        for row, weight in zip(others, weights[1:], strict=True):
+            first.add_(row, alpha=weight)
+        for view, own in alone:
+            view.copy_(own)
 
     @abstractmethod
     def weigh(self, gram: NDArray[np.float64], tasks: Sequence[str], rng: np.random.Generator) -> NDArray[np.float64]:
         """The factor of each task's gradient in the result, (tasks,), from the gradients' dot products."""
 
-    def _lay_out(self) -> list[Parameter]:
-        """What learns now; in another epoch it may be more."""
-        learning = [parameter for parameter in self.shared if parameter.requires_grad]
-        if [*map(id, learning)] != [*map(id, self.laid_out)] or not self.views:
-            sizes = [parameter.numel() for parameter in learning]
-            like = learning[0] if learning else self.rows
-            self.rows = self.rows[:, :0]  # let go of the old one first
-            self.views = []
-            self.rows = torch.empty((len(self.tasks), sum(sizes)), dtype=like.dtype, device=like.device)
-            self.views = [
-                [part.view_as(parameter) for part, parameter in zip(row.split(sizes), learning, strict=True)]
-                for row in self.rows
-            ]
-            self.laid_out = learning
-        return learning
-
     def _collect(self, row: int) -> list[bool]:
-        """The gradients that are there into a row, 0 where there is none; which are there."""
         pairs = list(zip(self.laid_out, self.views[row], strict=True))
         found = [(view, parameter.grad) for parameter, view in pairs if parameter.grad is not None]
         missing = [view for parameter, view in pairs if parameter.grad is None]
@@ -115,15 +135,6 @@ class Surgery(ABC):
             torch._foreach_zero_(missing)
         return [parameter.grad is not None for parameter in self.laid_out]
 
-    def _take_out(self, reached: NDArray[np.bool_]) -> dict[int, Tensor]:
-        """The gradients that only one task has, by the parameter's place; the rows have 0 there from now on."""
-        own = {}
-        for place in np.flatnonzero(reached.sum(axis=0) == 1).tolist():
-            view = self.views[int(reached[:, place].argmax())][place]
-            own[place] = view.clone()
-            view.zero_()
-        return own
-
     def _weights(self, tasks: Sequence[str]) -> list[float]:
         gram = gram_matrix(self.rows[: len(tasks)])
         rng = np.random.default_rng([self.seed, SURGERY, int(self.state["steps"])])
@@ -131,13 +142,6 @@ class Surgery(ABC):
         if not np.isfinite(gram).all():  # the sum is not finite either, which the loss scale and the log look for
             return [1.0] * len(tasks)
         return self.weigh(gram, tasks, rng).tolist()
-
-    def _combine(self, weights: Sequence[float]) -> None:
-        """The weighted sum of the rows, in the first of them."""
-        first, *others = self.rows[: len(weights)]
-        first.mul_(weights[0])
-        for row, weight in zip(others, weights[1:], strict=True):
-            first.add_(row, alpha=weight)
 
 
 class PCGrad(Surgery):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ from minbert.model.packed import BLOCK, SHORTEST, Packed, block_size, block_tabl
 from minbert.training.step import TrainStep
 
 LEAST = 256  # tokens of the smallest layout
-SLOTS = 6  # pinned blocks: one in use, the others being filled or waiting
+SLOTS = 6  # pinned blocks for each batch of a step: one in use, the others being filled or waiting
 MOST = 400  # recorded layouts; further ones run unrecorded
 Item = TypeVar("Item")
 Prepared = TypeVar("Prepared")
@@ -182,28 +182,35 @@ class Staged:
     rows: int
     copied: torch.cuda.Event
 
+    def send(self, block: Tensor, rates: list[float]) -> None:
+        """Into the layout's memory on the device, with the step's learning rates."""
+        start, end = self.layout.places["rates"]
+        self.block.numpy()[start:end].view(np.float32)[:] = rates
+        block.copy_(self.block, non_blocking=True)
+        self.copied.record()
 
-@dataclass
+
 class Recorded:
     """A layout's memory on the device and, after its first batch, its graph."""
 
-    block: Tensor
-    batch: Ready
-    rates: Tensor
-    graph: torch.cuda.CUDAGraph | None = None
-    grads: list[tuple[torch.nn.Parameter, Tensor]] = field(default_factory=list)
-    kept: list[Tensor] = field(default_factory=list)
-    """What the graph reads besides."""
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.block = torch.empty(layout.size, dtype=torch.int32, device=device)
+        self.batch, self.rates = layout.batch(self.block), layout.rate_tensor(self.block)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.grads: list[tuple[torch.nn.Parameter, Tensor]] = []
+        self.kept: list[Tensor] = []
+        """What the graph reads besides."""
 
 
 class Staging:
     """Pinned blocks, used in turn; each again only when its batch has arrived on the device."""
 
-    def __init__(self, config: EncoderConfig, rates: int) -> None:
+    def __init__(self, config: EncoderConfig, rates: int, batches: int = 1) -> None:
+        """For steps of so many batches."""
         self.config, self.rates = config, rates
         self.slots: list[tuple[Tensor, torch.cuda.Event]] = [
             (torch.empty(0, dtype=torch.int32), torch.cuda.Event())  # type: ignore[no-untyped-call]
-            for _ in range(SLOTS)
+            for _ in range(SLOTS * batches)
         ]
         self.turn = 0
 
@@ -214,7 +221,7 @@ class Staging:
         if len(block) < layout.size:
             block = torch.empty(2 * layout.size, dtype=torch.int32, pin_memory=True)
             self.slots[self.turn] = (block, copied)
-        self.turn = (self.turn + 1) % SLOTS
+        self.turn = (self.turn + 1) % len(self.slots)
         lay_out(batch, layout, self.config, block.numpy())
         return Staged(layout, block[: layout.size], batch.rows, copied)
 
@@ -241,10 +248,7 @@ class Graphs:
         entry = self.recorded.get(staged.layout)
         if entry is None:
             entry = self._allocate(staged.layout)
-        start, end = staged.layout.places["rates"]
-        staged.block.numpy()[start:end].view(np.float32)[:] = rates
-        entry.block.copy_(staged.block, non_blocking=True)
-        staged.copied.record()
+        staged.send(entry.block, rates)
         if entry.graph is None:
             self._work(entry)
             if not self.whole:
@@ -259,8 +263,7 @@ class Graphs:
             self.step.update()
 
     def _allocate(self, layout: Layout) -> Recorded:
-        block = torch.empty(layout.size, dtype=torch.int32, device=self.step.model.device)
-        entry = Recorded(block, layout.batch(block), layout.rate_tensor(block))
+        entry = Recorded(layout, self.step.model.device)
         if len(self.recorded) < MOST:
             self.recorded[layout] = entry
         return entry
@@ -273,24 +276,29 @@ class Graphs:
             self.step.optimizer.rates = None
 
     def _record(self, entry: Recorded) -> None:
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # "thread_local": the thread that stages batches may go on with its own calls meanwhile.
         optimizer = self.step.optimizer
         if self.whole:
             optimizer.reserve()
-        graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-        try:
-            self._work(entry)
-        finally:
-            graph.capture_end()
+        entry.graph = record(lambda: self._work(entry), self.pool)
         if self.whole:
             entry.kept = optimizer.settle()
-        self.pool = graph.pool()
-        entry.graph = graph
+        self.pool = entry.graph.pool()
         if not self.whole:
             entry.grads = [(value, value.grad) for value in self.step.parameters() if value.grad is not None]
             optimizer.zero_grad(set_to_none=True)
+
+
+def record(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """What some work launches on the current stream, as a graph; nothing of it is computed."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # "thread_local": the thread that stages batches may go on with its own calls meanwhile.
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        work()
+    finally:
+        graph.capture_end()
+    return graph
 
 
 def ahead(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: int) -> Iterator[Prepared]:

@@ -89,10 +89,13 @@ class TrainStep:
 
         cached_gradient(batches, lambda batch: self.model(batch)[task].float(), backward, self.model.device)
 
-    def _loss_of(self, batch: Batch, tasks: int) -> Tensor:
-        """The weighted loss of a batch of one task."""
-        (loss,) = self._weighted_losses(ready(batch, self.model.encoder), tasks).values()
+    def loss_of(self, batch: Ready, tasks: int) -> Tensor:
+        """The weighted loss of a batch of one task, as part of a step of so many."""
+        (loss,) = self._weighted_losses(batch, tasks).values()
         return loss
+
+    def _loss_of(self, batch: Batch, tasks: int) -> Tensor:
+        return self.loss_of(ready(batch, self.model.encoder), tasks)
 
     def _weighted_losses(self, batch: Ready, tasks: int) -> dict[str, Tensor]:
         """What the batch costs, as part of a step of so many tasks."""
