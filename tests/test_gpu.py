@@ -340,3 +340,16 @@ def test_texts_are_encoded_as_on_a_cpu(kind: str, precision: str, tolerance: flo
     found = encode_pooled(runner, tokens, POOLINGS)
     for how in POOLINGS:
         np.testing.assert_allclose(found[how], expected[how], rtol=0, atol=tolerance, err_msg=how)
+
+
+def test_reading_holds_one_layer_at_a_time() -> None:
+    peaks = []
+    for layers in (2, 12):
+        encoder = small_encoder(layers=layers).eval().cuda()
+        runner, tokens = make_runner(encoder, "bf16"), tokens_of([32] * 2000)
+        encode_pooled(runner, tokens, ["mean"])  # what it needs only once
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        encode_pooled(runner, tokens, ["mean"])
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[1] < 1.2 * peaks[0]

@@ -216,8 +216,9 @@ def test_a_step_over_a_layout(name: str, request: pytest.FixtureRequest) -> None
 class Event:
     """A device's event that is waited for at most once after it was recorded."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, blocking: bool = False) -> None:
         self.recorded = self.waited = 0
+        self.blocking = blocking
 
     def record(self) -> None:
         self.recorded += 1
@@ -233,6 +234,10 @@ def staging(monkeypatch: pytest.MonkeyPatch) -> Staging:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch, "empty", lambda *size, **options: empty(*size, **{**options, "pin_memory": False}))
     return Staging(BERT, rates=2)
+
+
+def test_whoever_waits_for_a_block_sleeps(staging: Staging) -> None:
+    assert all(event.blocking for _, event in staging.slots)  # type: ignore[attr-defined]
 
 
 def test_a_staged_batch_is_the_batch_laid_out(staging: Staging) -> None:

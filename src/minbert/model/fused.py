@@ -162,7 +162,7 @@ class FusedEncoder:
             norms = (layer.attention.norm, layer.feed_forward.norm)
             parameters += [*_matrices(layer), *(value for part in norms for value in (part.weight, part.bias))]
         if not torch.is_grad_enabled():
-            return _forward(run, parameters)[0]
+            return _forward(run, parameters, keep=False)[0]
         return Encode.apply(run, *parameters, table)  # type: ignore[no-untyped-call]
 
     def _seeds(self) -> Tensor:
@@ -183,7 +183,7 @@ class Encode(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: Pass, *parameters: Tensor | None) -> Tensor:
-        out, saved = _forward(run, parameters)
+        out, saved = _forward(run, parameters, keep=True)
         ctx.run = run
         ctx.heights = [0 if table is None else len(table) for table in parameters[:3]]
         ctx.save_for_backward(*saved, *parameters[3:4], *_norm_weights(parameters))
@@ -230,8 +230,8 @@ class Encode(torch.autograd.Function):
         return None, *grads
 
 
-def _forward(run: Pass, parameters: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
-    """Hidden states, and what the way back needs."""
+def _forward(run: Pass, parameters: Sequence[Tensor | None], *, keep: bool) -> tuple[Tensor, list[Tensor]]:
+    """Hidden states, and what the way back needs; if that is not to be kept, a layer holds only its own."""
     config, batch = run.config, run.batch
     tokens, positions, segments, gamma, beta = parameters[:EMBEDDINGS]
     assert tokens is not None and positions is not None and gamma is not None and beta is not None
@@ -243,8 +243,10 @@ def _forward(run: Pass, parameters: Sequence[Tensor | None]) -> tuple[Tensor, li
     saved = [summed, moments]
     for number in range(config.layers):
         at = EMBEDDINGS + PARAMETERS * number + MATRICES
-        x, kept = _layer_forward(run, number, x, cast("Sequence[Tensor]", parameters[at : at + 4]))
-        saved += kept
+        x, made = _layer_forward(run, number, x, cast("Sequence[Tensor]", parameters[at : at + 4]))
+        if keep:
+            saved += made
+        del made
     return x, saved
 
 

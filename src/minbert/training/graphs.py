@@ -208,8 +208,9 @@ class Staging:
     def __init__(self, config: EncoderConfig, rates: int, batches: int = 1) -> None:
         """For steps of so many batches."""
         self.config, self.rates = config, rates
+        # "blocking": whoever waits for a copy sleeps; else each run of many on a machine keeps a core busy with waiting.
         self.slots: list[tuple[Tensor, torch.cuda.Event]] = [
-            (torch.empty(0, dtype=torch.int32), torch.cuda.Event())  # type: ignore[no-untyped-call]
+            (torch.empty(0, dtype=torch.int32), torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
             for _ in range(SLOTS * batches)
         ]
         self.turn = 0
@@ -289,7 +290,10 @@ class Graphs:
 
 
 def record(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """What some work launches on the current stream, as a graph; nothing of it is computed."""
+    """What some work launches on the current stream, as a graph; nothing of it is computed.
+
+    It has run before, outside of a graph; the memory that it took there goes back to the device.
+    """
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     # "thread_local": the thread that stages batches may go on with its own calls meanwhile.
@@ -298,6 +302,7 @@ def record(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
         work()
     finally:
         graph.capture_end()
+    torch.cuda.empty_cache()
     return graph
 
 
