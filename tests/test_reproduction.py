@@ -590,6 +590,17 @@ def test_rows_that_a_cap_cut_differently_decide_nothing(
         assert ("With tiny held:" in page) == (verdict != cut)
 
 
+def test_rows_with_the_same_scores_say_so(papers: dict[str, Paper], settings: Settings, tmp_path: Path) -> None:
+    """An interval from 0 to 0 would look like a mistake."""
+    jobs = [job for job in jobs_of(papers, seeds=2) if job.row.name in ("1-plain", "2-mean")]
+    run_jobs(jobs, settings, Listener())
+    for job in jobs:
+        written(job, settings, overall={"2023": 0.4, "2024": 0.4})
+    page = build_page(papers, load_results(papers, settings.results), tmp_path)
+    (finding,) = [line for line in page.splitlines() if line.startswith("| The mean is better.")]
+    assert finding.split(" | ")[3:] == ["0: the same score with every seed", "2", "**undecided** |"]
+
+
 def test_results_of_an_older_recipe_are_marked(
     papers: dict[str, Paper], recipes: Path, settings: Settings, tmp_path: Path
 ) -> None:

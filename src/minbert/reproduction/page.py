@@ -357,6 +357,8 @@ def _interval(difference: Difference, *, several: bool) -> str:
     label = f"{LABELS.get(difference.on, difference.on)} " if several else ""
     if not difference.values:
         return ""
+    if len(difference.values) > 1 and not any(difference.values):
+        return f"{label}0: the same score with every seed"
     ends = f" ({difference.low:+.3f} to {difference.high:+.3f})" if math.isfinite(difference.half) else ""
     return f"{label}{difference.mean:+.3f}{ends}"
 
