@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import Generic, TypeVar
 
 from minbert.config import TrainingConfig
 from minbert.data.inputs import Batch, Inputs, collate
@@ -21,6 +22,8 @@ from minbert.training.gradients import Surgery, add_gradients
 from minbert.training.graphs import SLOTS, Graphs, Staged, Staging, ahead
 from minbert.training.step import TrainStep
 from minbert.training.task_graphs import TaskGraphs
+
+AnyBatch = TypeVar("AnyBatch", Batch, Staged)
 
 
 def make_feeder(
@@ -53,10 +56,10 @@ class OneByOne:
 
 
 @dataclass(frozen=True, eq=False)
-class Apart:
+class Apart(Generic[AnyBatch]):
     """A step as one batch for each of its tasks."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[AnyBatch, ...]
 
     @property
     def rows(self) -> int:
@@ -69,10 +72,10 @@ class TaskByTask:
     def __init__(self, work: TrainStep, data: Mapping[str, Inputs]) -> None:
         self.work, self.data = work, data
 
-    def batches(self, steps: Iterable[Step]) -> Iterator[Apart]:
+    def batches(self, steps: Iterable[Step]) -> Iterator[Apart[Batch]]:
         return (Apart(tuple(collate((part,), self.data) for part in step)) for step in steps)
 
-    def run(self, batch: Apart, *, update: bool) -> None:
+    def run(self, batch: Apart[Batch], *, update: bool) -> None:
         self.work.gradient_apart(batch.batches)
         if update:
             self.work.update()
@@ -135,17 +138,6 @@ class Recorded:
         self.graphs.clear()
 
 
-@dataclass(frozen=True, eq=False)
-class StagedApart:
-    """A step as one staged batch for each of its tasks."""
-
-    batches: tuple[Staged, ...]
-
-    @property
-    def rows(self) -> int:
-        return sum(batch.rows for batch in self.batches)
-
-
 class RecordedApart:
     """The same for rules that look at each task's gradient by itself."""
 
@@ -153,13 +145,13 @@ class RecordedApart:
         self.work, self.data, self.graphs = work, data, TaskGraphs(work, rule)
         self.staging = Staging(work.model.encoder.config, len(work.optimizer.param_groups), len(data))
 
-    def batches(self, steps: Iterable[Step]) -> Iterator[StagedApart]:
+    def batches(self, steps: Iterable[Step]) -> Iterator[Apart[Staged]]:
         return ahead(steps, self._stage, SLOTS - 3)
 
-    def _stage(self, step: Step) -> StagedApart:
-        return StagedApart(tuple(self.staging.stage(collate((part,), self.data)) for part in step))
+    def _stage(self, step: Step) -> Apart[Staged]:
+        return Apart(tuple(self.staging.stage(collate((part,), self.data)) for part in step))
 
-    def run(self, batch: StagedApart, *, update: bool) -> None:  # noqa: ARG002 - as of Recorded
+    def run(self, batch: Apart[Staged], *, update: bool) -> None:  # noqa: ARG002 - as of Recorded
         self.graphs.run(batch.batches, [group["lr"] for group in self.work.optimizer.param_groups])
 
     def clear(self) -> None:
