@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from minbert.encoders import home
 
@@ -16,6 +17,14 @@ GET = {
     "mpnet": "minbert encoders get mpnet",
     "gte-small": "minbert encoders get thenlper/gte-small",
 }
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked gpu runs where there is one."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(scope="session")

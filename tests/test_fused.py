@@ -27,7 +27,6 @@ def test_in_the_interpreter(name: str, outcomes: dict[str, str | None]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", checks.table)
 def test_on_a_gpu(name: str) -> None:
     with torch.random.fork_rng():

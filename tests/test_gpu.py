@@ -31,10 +31,7 @@ from tests.runs import Listener, Stopped, small_recipe, small_trainer, unlike, w
 from tests.sequences import small_encoder, tokens_of
 from tests.tagger import WEIGHTS
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 STILL = {"dropout": 0.0, "encoder_dropout": 0.0}
 THIRTY = {"epochs": 4, "log_every": 1}  # 36 steps: 3 batches of each of 3 tasks in an epoch

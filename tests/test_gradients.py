@@ -480,8 +480,6 @@ def test_memory_is_a_row_for_each_task_and_one_gradient() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", RULES)
 def test_on_a_gpu_it_is_the_same(kind: str) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
     model = Small("abc")
     expected = gradients_of(RULES[kind](model.shared(), "abc", seed=1), model)
     model.cuda()

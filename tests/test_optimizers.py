@@ -510,7 +510,6 @@ def test_sparse_and_complex_gradients_are_refused_before_anything_moves() -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize("ours", [AdamW, RAdam])
 def test_cuda_steps_without_waiting_and_agrees_with_the_cpu(ours: Ours, clip: float) -> None:
