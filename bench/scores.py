@@ -10,7 +10,7 @@ from typing import Any
 
 from minbert.evaluation.mistakes import load_mistakes, markdown
 from minbert.reproduction.findings import DID_NOT_HOLD, HELD, UNDECIDED
-from minbert.reproduction.page import load_results, verdicts
+from minbert.reproduction.page import Found, load_results, verdicts
 from minbert.reproduction.recipes import MEAN, Paper, find_papers
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -111,16 +111,17 @@ def papers() -> str:
             continue
         best = paper.rows[paper.claims.best]
         cells = [paper.claims.title, str(len(paper.rows)), f"{best.reported.row}: {_their_overall(paper)}"]
-        for found in results.values():
-            mine = found[best.key].values(MEAN) if best.key in found else []
-            cells.append(f"{statistics.mean(mine):.3f}" if mine else "")
+        cells += [_our_overall(found.get(best.key)) for found in results.values()]
         judged = [verdict.word for verdict in verdicts(paper, next(iter(results.values()), {}))]
         lines.append(f"| {' | '.join([*cells, *(str(judged.count(word)) for word in words)])} |")
     keys = [paper.rows[paper.claims.best].key for paper in known.values() if paper.claims.best]
     seeds = {name: {len(found[key].by_seed) for key in keys if key in found} for name, found in results.items()}
     over = ", ".join(f"{name} over {' or '.join(map(str, sorted(counts)))}" for name, counts in seeds.items())
     first = next(iter(results), "no encoder")
-    note = f"Ours are means on dev of the course's SST, Quora and STS; seeds: {over}. The findings are judged with {first}."
+    note = (
+        f"Ours are means on dev of the course's SST, Quora and STS; seeds: {over}. A part of the steps beside a score is what "
+        f"a cap left of the run, the same cap for all rows of the paper. The findings are judged with {first}."
+    )
     return "\n".join([*lines, "", note, ""])
 
 
@@ -132,6 +133,12 @@ def errors() -> str:
 def _their_overall(paper: Paper) -> str:
     reported = paper.rows[paper.claims.best].reported.overall
     return f"{reported['dev']:.3f}" if "dev" in reported else f"{reported['test']:.3f} on test"
+
+
+def _our_overall(row: Found | None) -> str:
+    if row is None:
+        return ""
+    return f"{statistics.mean(row.values(MEAN)):.3f}" + (f" ({row.share:.0%} of the steps)" if row.caps else "")
 
 
 def _metric(run: Run, task: str) -> str:
