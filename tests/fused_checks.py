@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,11 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from minbert.model import fused as fused_module
 from minbert.model import kernels
 from minbert.model.encoder import ACTIVATIONS, Encoder, EncoderConfig
 from minbert.model.fused import FusedEncoder, supports
 from minbert.model.kernels import ColumnSums, Dropout, keep_mask
 from minbert.model.packed import Packed, pack
+from minbert.model.weight_gradients import Together
 from minbert.training import adamw_kernels
 from minbert.training.adamw_kernels import Row, Tables
 from tests.interpreter import Checks
@@ -89,6 +92,21 @@ def parity(device: torch.device, kind: str, lengths: Sequence[int], shape: dict[
     found = same_as_plain(encoder, packed_of(encoder, lengths, device))
     if kind == "mpnet":
         assert float(found["relative_bias.weight"].abs().max()) > 0
+
+
+@checks.add_each(
+    {"bert": ("bert", lambda _name: True), "mpnet": ("mpnet", lambda name: not name.startswith("layers.0."))}
+)
+def many_tokens(device: torch.device, kind: str, learns: Callable[[str], bool]) -> None:
+    """The gradients of weights come one by one, not those of all layers in one product."""
+    encoder = small_encoder(kind).to(device)
+    batch = packed_of(encoder, [2, 5, 5, 9], device)
+    _, whole = run(partial(encoder.packed, batch), encoder)
+    for key, parameter in encoder.named_parameters():
+        parameter.requires_grad_(learns(key))
+    with patch.object(fused_module, "FEW", 0), patch.object(Together, "finish", side_effect=AssertionError):
+        _, found = run(partial(FusedEncoder(encoder, torch.float32), batch), encoder)
+    all_near(found, {key: value for key, value in whole.items() if learns(key)})
 
 
 @checks.add_each({name: name for name in ACTIVATIONS})
@@ -387,14 +405,15 @@ def norm(device: torch.device, rows: int, width: int) -> None:
     gamma, beta = (random(width, device=device, seed=seed).requires_grad_() for seed in (3, 4))
     expected = F.layer_norm(x + residual, (width,), gamma, beta, 1e-12)
     slopes = torch.autograd.grad((expected * weights).sum(), [x, gamma, beta])
-    out, summed, moments = kernels.norm(
-        x.detach(), residual.detach(), gamma.detach(), beta.detach(), 1e-12, still(device)
-    )
+    summed, moments, grad_x = torch.empty_like(x), torch.empty((rows, 2), device=device), torch.empty_like(x)
+    given = (x.detach(), residual.detach(), gamma.detach(), beta.detach(), 1e-12, still(device))
+    out = kernels.norm(*given, torch.empty_like(x), summed, moments)
     near(out, expected, "norm")
     near(summed, x + residual, "sum")
-    sums = ColumnSums.of(3 * width + 2 * width, device)
-    grad_sum, grad_x = kernels.norm_backward(weights.detach(), summed, moments, gamma.detach(), still(device), sums)
-    after, _ = kernels.norm_backward(weights.detach(), summed, moments, gamma.detach(), still(device), sums, after=True)
+    sums = ColumnSums.of(3 * width + 2 * width, rows, device)
+    back = (weights.detach(), summed, moments, gamma.detach(), still(device), sums)
+    grad_sum = kernels.norm_backward(*back, grad_x)
+    after = kernels.norm_backward(*back, None)
     assert grad_sum.data_ptr() != grad_x.data_ptr(), "others will be added to the sum's"
     for found in (grad_sum, grad_x, after):
         near(found, slopes[0], "gradient of x")
@@ -410,9 +429,9 @@ def activation(device: torch.device, name: str) -> None:
     x = x.reshape(4, -1).requires_grad_()
     weights = random(*x.shape, device=device, seed=1)
     expected = ACTIVATIONS[name](x)
-    near(kernels.activation(x.detach(), name), expected, name)
+    near(kernels.activation(x.detach(), name, torch.empty_like(x)), expected, name)
     wanted = torch.autograd.grad((expected * weights).sum(), x)[0]
-    near(kernels.activation_backward(weights, x.detach(), name), wanted, f"slope of {name}")
+    near(kernels.activation_backward(weights, x.detach(), name, torch.empty_like(x)), wanted, f"slope of {name}")
 
 
 @checks.add_each({"48": 48, "160": 160})

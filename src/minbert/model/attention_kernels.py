@@ -259,25 +259,22 @@ def _attention_backward_queries(
     tl.store(grad_qkv + at_rows, grad_query * scale, mask=real[:, None])
 
 
-def attention(qkv: Tensor, heads: int, blocks: Blocks, bias: Bias | None, dropout: Dropout) -> tuple[Tensor, Tensor]:
+def attention(qkv: Tensor, blocks: Blocks, bias: Bias | None, dropout: Dropout, out: Tensor, lse: Tensor) -> Tensor:
     """Every token looks at the tokens of its own sequence.
 
     Args:
         qkv: queries, keys and values side by side, (tokens, 3 * width).
-
-    Returns:
-        What was found, (tokens, width), and the logarithm of each softmax's sum, (heads, tokens).
+        out: gets what was found, (tokens, width).
+        lse: gets the logarithm of each softmax's sum, (heads, tokens).
     """
-    tokens, width = qkv.shape[0], qkv.shape[1] // 3
-    out = torch.empty((tokens, width), device=qkv.device, dtype=qkv.dtype)
-    lse = torch.empty((heads, tokens), device=qkv.device, dtype=torch.float32)
+    heads, (tokens, width) = len(lse), out.shape
     _attention_forward[(len(blocks.table), heads)](
         qkv, out, lse, blocks.table, out if bias is None else bias.by_distance, dropout.seeds, dropout.site,
         1 / math.sqrt(width // heads), tokens, dropout.threshold, dropout.scale, HEADS=heads, DIM=width // heads,
         BLOCK=blocks.size, REACH=0 if bias is None else bias.reach, DROPOUT=dropout.rate > 0, EXACT=exact(qkv),
         num_warps=(WARPS if bias is None else WARPS_WITH_BIAS)[blocks.size],
     )  # fmt: skip
-    return out, lse
+    return out
 
 
 def bias_shares(bias: Bias | None, heads: int, blocks: Blocks) -> Tensor | None:
@@ -303,12 +300,11 @@ def bias_gradient(shares: Tensor, bias: Bias) -> Tensor:
 
 
 def attention_backward(
-    grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, heads: int, blocks: Blocks, bias: Bias | None,
-    shares: Tensor | None, dropout: Dropout,
+    grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, blocks: Blocks, bias: Bias | None, shares: Tensor | None,
+    dropout: Dropout, grad_qkv: Tensor,
 ) -> Tensor:  # fmt: skip
     """The gradient of qkv; into `shares` goes that of the relative bias."""
-    tokens, width = out.shape
-    grad_qkv = torch.empty_like(qkv)
+    heads, (tokens, width) = len(lse), out.shape
     settings = {
         "HEADS": heads, "DIM": width // heads, "BLOCK": blocks.size, "REACH": 0 if bias is None else bias.reach,
         "DROPOUT": dropout.rate > 0, "EXACT": exact(qkv), "num_warps": (WARPS if bias is None else WARPS_BACK_WITH_BIAS)[blocks.size],

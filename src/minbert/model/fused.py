@@ -12,11 +12,10 @@ sums over rows (gradients of biases and norms) of all layers are finished togeth
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -35,14 +34,12 @@ from minbert.model.kernels import (
     scatter_rows,
 )
 from minbert.model.packed import SHORTEST, Packed
+from minbert.model.weight_gradients import FEW, AtOnce, Beside, Together, WeightGradients, product
 
 EMBEDDINGS = 5  # parameters before the layers': three tables, and the norm's two
 MATRICES = 8  # of a layer: four weights with their biases
 PARAMETERS = 12  # of a layer: those, and its two norms
 SITES = 3  # places of a layer that drop something: attention, and before each norm
-SAVED = 11  # tensors that a layer keeps for its way back
-BESIDE = 12  # pieces of work that may be under way beside the way back: those of two layers
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -73,31 +70,45 @@ class Pass:
         return self.low[MATRICES * layer : MATRICES * (layer + 1)]
 
 
-class Beside:
-    """Work that nobody waits for until the end of the pass, on a stream of its own: the gradients of weights keep the
-    cores busy that the kernels on the way back, which wait for memory or are small, leave idle. Without a second stream
-    it is done at once.
-    """
+class Kept(NamedTuple):
+    """What the way back needs of the layers, (layers, tokens, ...); of one, used again and again, where nobody goes back."""
 
-    def __init__(self, stream: torch.cuda.Stream | None) -> None:
-        self.stream = stream
-        self.under_way: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
+    x: Tensor
+    """What goes in."""
+    qkv: Tensor
+    mixed: Tensor
+    lse: Tensor
+    sum_1: Tensor
+    moments_1: Tensor
+    middle: Tensor
+    inner: Tensor
+    active: Tensor
+    sum_2: Tensor
+    moments_2: Tensor
 
-    def __call__(self, work: Callable[..., Found], *needed: Tensor) -> Found:
-        """What `work` makes of the tensors, which are kept until it is done, so that nothing else gets their memory."""
-        if self.stream is None:
-            return work(*needed)
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            found = work(*needed)
-        self.under_way.append((self.stream.record_event(), needed))
-        self.wait(BESIDE)
-        return found
+    @classmethod
+    def of(cls, config: EncoderConfig, layers: int, tokens: int, device: torch.device, dtype: torch.dtype) -> Kept:
+        def room(*shape: int, exact: bool = False) -> Tensor:
+            return torch.empty((layers, *shape), device=device, dtype=torch.float32 if exact else dtype)
 
-    def wait(self, left: int = 0) -> None:
-        """Until at most `left` pieces of work are under way."""
-        while len(self.under_way) > left:
-            torch.cuda.current_stream().wait_event(self.under_way.popleft()[0])
+        wide, inner, moments = (tokens, config.width), (tokens, config.feed_forward), (tokens, 2)
+        return cls(
+            x=room(*wide),
+            qkv=room(tokens, 3 * config.width),
+            mixed=room(*wide),
+            lse=room(config.heads, tokens, exact=True),
+            sum_1=room(*wide),
+            moments_1=room(*moments, exact=True),
+            middle=room(*wide),
+            inner=room(*inner),
+            active=room(*inner),
+            sum_2=room(*wide),
+            moments_2=room(*moments, exact=True),
+        )
+
+    def layer(self, number: int) -> Kept:
+        """The part of one layer."""
+        return Kept(*(part[number % len(part)] for part in self))
 
 
 def supports(config: EncoderConfig) -> bool:
@@ -162,7 +173,7 @@ class FusedEncoder:
             norms = (layer.attention.norm, layer.feed_forward.norm)
             parameters += [*_matrices(layer), *(value for part in norms for value in (part.weight, part.bias))]
         if not torch.is_grad_enabled():
-            return _forward(run, parameters, keep=False)[0]
+            return _forward(run, parameters, layers=1)[0]
         return Encode.apply(run, *parameters, table)  # type: ignore[no-untyped-call]
 
     def _seeds(self) -> Tensor:
@@ -183,120 +194,111 @@ class Encode(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: Pass, *parameters: Tensor | None) -> Tensor:
-        out, saved = _forward(run, parameters, keep=True)
+        out, kept, first = _forward(run, parameters, layers=run.config.layers)
         ctx.run = run
         ctx.heights = [0 if table is None else len(table) for table in parameters[:3]]
-        ctx.save_for_backward(*saved, *parameters[3:4], *_norm_weights(parameters))
+        ctx.save_for_backward(*first, *kept, *parameters[3:4], *_norm_weights(parameters))
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         run: Pass = ctx.run
-        layers, width = run.config.layers, run.config.width
-        saved = list(ctx.saved_tensors)
-        summed, moments = saved[:2]
-        gammas = saved[2 + SAVED * layers :]
+        config, layers, width = run.config, run.config.layers, run.config.width
+        summed, moments, *saved = ctx.saved_tensors
+        kept, gammas = Kept(*saved[: len(Kept._fields)]), saved[len(Kept._fields) :]
         needed = ctx.needs_input_grad[1:]
         grads: list[Tensor | None] = [None] * len(needed)
-        sums = ColumnSums.of(layers * 6 * width + 2 * width, grad.device)
-        ones = torch.ones((8, len(grad)), device=grad.device, dtype=grad.dtype)
-        shares = bias_shares(run.bias, run.config.heads, run.blocks)
+        sums = ColumnSums.of(layers * 6 * width + 2 * width, len(grad), grad.device)
+        shares = bias_shares(run.bias, config.heads, run.blocks)
         learns = [needed[EMBEDDINGS + PARAMETERS * number] for number in range(layers)]
         lowest = 0 if any(needed[:EMBEDDINGS]) or needed[-1] else learns.index(True) if any(learns) else layers
         grad = grad.contiguous()
-        beside, early = Beside(run.second), Beside(run.second)
+        given = {"qkv": kept.x, "out": kept.mixed, "up": kept.middle, "down": kept.active}
+        widths = {"qkv": 3 * width, "out": width, "up": config.feed_forward, "down": width}
+        found = (Together if len(grad) <= FEW else AtOnce)(given, widths, learns, sums, run.second)
+        early = Beside(run.second)
         embedded = any(needed[:EMBEDDINGS])
         places = early(partial(_places, run.batch, ctx.heights, grad)) if embedded else None
         for number in reversed(range(lowest, layers)):
-            kept = saved[2 + SAVED * number : 2 + SAVED * (number + 1)]
-            weights = gammas[1 + 2 * number : 3 + 2 * number]
-            at = EMBEDDINGS + PARAMETERS * number
-            learn = learns[number]
-            grad, found = _layer_backward(run, number, grad, kept, weights, shares, sums, ones, beside, learn=learn)
-            added = torch.split(beside(sums.add), width)
-            if learn:
-                gamma_2, beta_2, bias_down, gamma_1, beta_1, bias_out = added
-                w_qkv, b_qkv, w_out, w_up, b_up, w_down = found
-                grads[at : at + MATRICES] = [w_qkv, b_qkv, w_out, bias_out, w_up, b_up, w_down, bias_down]
-                grads[at + MATRICES : at + PARAMETERS] = [gamma_1, beta_1, gamma_2, beta_2]
+            grad = _layer_backward(run, number, grad, kept.layer(number), gammas[1 + 2 * number :], shares, sums, found)
+            found.end_layer(number)
         if shares is not None and run.bias is not None:
-            grads[-1] = beside(partial(bias_gradient, bias=run.bias), shares)
+            grads[-1] = found.beside(partial(bias_gradient, bias=run.bias), shares)
+        found.finish()
+        for number in (number for number in range(layers) if learns[number]):
+            at = EMBEDDINGS + PARAMETERS * number
+            gamma_2, beta_2, bias_down, gamma_1, beta_1, bias_out = torch.split(found.columns[number], width)
+            grads[at : at + PARAMETERS] = [
+                found.weights["qkv", number], found.biases["qkv", number], found.weights["out", number], bias_out,
+                found.weights["up", number], found.biases["up", number], found.weights["down", number], bias_down,
+                gamma_1, beta_1, gamma_2, beta_2,
+            ]  # fmt: skip
         if places is not None:
             dropout = Dropout(run.dropout, run.seeds, 0)
-            rows, _ = norm_backward(grad, summed, moments, gammas[0], dropout, sums, after=True)
+            rows = norm_backward(grad, summed, moments, gammas[0], dropout, sums, None)
             early.wait()
             grads[:EMBEDDINGS] = [*places.gradients(rows), *torch.split(sums.add(), width)]
-        beside.wait()
+        found.beside.wait()
         return None, *grads
 
 
-def _forward(run: Pass, parameters: Sequence[Tensor | None], *, keep: bool) -> tuple[Tensor, list[Tensor]]:
-    """Hidden states, and what the way back needs; if that is not to be kept, a layer holds only its own."""
+def _forward(
+    run: Pass, parameters: Sequence[Tensor | None], *, layers: int
+) -> tuple[Tensor, Kept, tuple[Tensor, Tensor]]:
+    """Hidden states, and what the way back needs, of so many layers and of the embeddings."""
     config, batch = run.config, run.batch
     tokens, positions, segments, gamma, beta = parameters[:EMBEDDINGS]
     assert tokens is not None and positions is not None and gamma is not None and beta is not None
     tables = (tokens, positions, segments)
-    x, summed, moments = embed(
+    kept = Kept.of(config, layers, len(batch.ids), tokens.device, run.dtype)
+    x = kept.x[0]
+    first = embed(
         batch.ids, batch.positions, batch.segments, tables, gamma, beta, config.norm_eps,
-        Dropout(run.dropout, run.seeds, 0), run.dtype,
+        Dropout(run.dropout, run.seeds, 0), x,
     )  # fmt: skip
-    saved = [summed, moments]
     for number in range(config.layers):
         at = EMBEDDINGS + PARAMETERS * number + MATRICES
-        x, made = _layer_forward(run, number, x, cast("Sequence[Tensor]", parameters[at : at + 4]))
-        if keep:
-            saved += made
-        del made
-    return x, saved
+        out = kept.x[number + 1] if number + 1 < layers else torch.empty_like(x)
+        x = _layer_forward(run, number, x, kept.layer(number), cast("Sequence[Tensor]", parameters[at : at + 4]), out)
+    return x, kept, first
 
 
-def _layer_forward(run: Pass, number: int, x: Tensor, norms: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def _layer_forward(run: Pass, number: int, x: Tensor, kept: Kept, norms: Sequence[Tensor], out: Tensor) -> Tensor:
     """Attention and feed-forward, each with its residual and norm."""
     config, (drop_attention, drop_out, drop_down) = run.config, run.dropouts(number)
     w_qkv, b_qkv, w_out, b_out, w_up, b_up, w_down, b_down = run.weights(number)
     gamma_1, beta_1, gamma_2, beta_2 = norms
-    qkv = torch.addmm(b_qkv, x, w_qkv.t())  # (tokens, 3 * width)
-    mixed, lse = attention(qkv, config.heads, run.blocks, run.bias, drop_attention)
+    qkv = torch.addmm(b_qkv, x, w_qkv.t(), out=kept.qkv)  # (tokens, 3 * width)
+    mixed = attention(qkv, run.blocks, run.bias, drop_attention, kept.mixed, kept.lse)
     found = torch.addmm(b_out, mixed, w_out.t())
-    middle, sum_1, moments_1 = norm(found, x, gamma_1, beta_1, config.norm_eps, drop_out)
-    inner = torch.addmm(b_up, middle, w_up.t())  # (tokens, feed_forward)
-    active = activation(inner, config.activation)
-    down = torch.addmm(b_down, active, w_down.t())
-    out, sum_2, moments_2 = norm(down, middle, gamma_2, beta_2, config.norm_eps, drop_down)
-    return out, [x, qkv, mixed, lse, sum_1, moments_1, middle, inner, active, sum_2, moments_2]
+    norm(found, x, gamma_1, beta_1, config.norm_eps, drop_out, kept.middle, kept.sum_1, kept.moments_1)
+    inner = torch.addmm(b_up, kept.middle, w_up.t(), out=kept.inner)  # (tokens, feed_forward)
+    down = torch.addmm(b_down, activation(inner, config.activation, kept.active), w_down.t())
+    return norm(down, kept.middle, gamma_2, beta_2, config.norm_eps, drop_down, out, kept.sum_2, kept.moments_2)
 
 
 def _layer_backward(
-    run: Pass, number: int, grad: Tensor, saved: Sequence[Tensor], gammas: Sequence[Tensor], shares: Tensor | None,
-    sums: ColumnSums, ones: Tensor, beside: Beside, *, learn: bool,
-) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
-    """Gradients of the layer's input, and of weight and bias of qkv, weight of out, weight and bias of up, weight of
-    down; those of the norms, and of the two biases just before them, go into `sums`.
+    run: Pass, number: int, grad: Tensor, kept: Kept, gammas: Sequence[Tensor], shares: Tensor | None,
+    sums: ColumnSums, found: WeightGradients,
+) -> Tensor:  # fmt: skip
+    """The gradient of the layer's input. `found` gets those after the weights; those of the norms, and of the two biases
+    just before them, go into `sums`.
     """
-    x, qkv, mixed, lse, sum_1, moments_1, middle, inner, active, sum_2, moments_2 = saved
     config, (drop_attention, drop_out, drop_down) = run.config, run.dropouts(number)
     w_qkv, _, w_out, _, w_up, _, w_down, _ = run.weights(number)
-    gamma_1, gamma_2 = gammas
-    found: list[Tensor | None] = [None] * 6
-    round_2, grad_down = norm_backward(grad, sum_2, moments_2, gamma_2, drop_down, sums)
-    if learn:
-        found[5] = beside(product, grad_down.t(), active)
-    grad_inner = activation_backward(grad_down @ w_down, inner, config.activation)
-    if learn:
-        found[3:5] = (
-            beside(product, grad_inner.t(), middle),
-            beside(product, ones, grad_inner)[0],
-        )  # the sum of the rows
-    grad_middle = round_2.addmm_(grad_inner, w_up)
-    round_1, grad_found = norm_backward(grad_middle, sum_1, moments_1, gamma_1, drop_out, sums)
-    if learn:
-        found[2] = beside(product, grad_found.t(), mixed)
-    grad_qkv = attention_backward(
-        grad_found @ w_out, qkv, mixed, lse, config.heads, run.blocks, run.bias, shares, drop_attention
+    room = {name: found.room(name, number) for name in found.given}
+    round_2 = norm_backward(grad, kept.sum_2, kept.moments_2, gammas[1], drop_down, sums, room["down"])
+    found.take("down", number, room["down"])
+    activation_backward(room["down"] @ w_down, kept.inner, config.activation, room["up"])
+    found.take("up", number, room["up"])
+    grad_middle = round_2.addmm_(room["up"], w_up)
+    round_1 = norm_backward(grad_middle, kept.sum_1, kept.moments_1, gammas[0], drop_out, sums, room["out"])
+    found.take("out", number, room["out"])
+    attention_backward(
+        room["out"] @ w_out, kept.qkv, kept.mixed, kept.lse, run.blocks, run.bias, shares, drop_attention, room["qkv"]
     )
-    if learn:
-        found[:2] = beside(product, grad_qkv.t(), x), beside(product, ones, grad_qkv)[0]
-    return round_1.addmm_(grad_qkv, w_qkv), found
+    found.take("qkv", number, room["qkv"])
+    return round_1.addmm_(room["qkv"], w_qkv)
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,13 +330,6 @@ def _places(batch: Packed, heights: Sequence[int], like: Tensor) -> Places:
     table = torch.zeros((tokens, like.shape[1]), device=like.device, dtype=torch.float32)
     sorted_ids, order = torch.sort(batch.ids, stable=True)
     return Places((sorted_ids, order), table, chosen.to(like.dtype), positions)
-
-
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """A matrix product in float32, whatever its factors are in."""
-    if left.dtype == torch.float32 or left.device.type != "cuda":
-        return (left @ right).float()
-    return torch.mm(left, right, out_dtype=torch.float32)
 
 
 def _matrices(layer: Layer) -> list[Tensor]:

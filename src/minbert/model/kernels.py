@@ -256,11 +256,13 @@ class ColumnSums:
     """(programs, columns) float32."""
     used: int = 0
 
-    @classmethod
-    def of(cls, columns: int, device: torch.device) -> ColumnSums:
-        return cls(torch.empty((PROGRAMS, columns), device=device, dtype=torch.float32))
-
     added: int = 0
+
+    @classmethod
+    def of(cls, columns: int, rows: int, device: torch.device) -> ColumnSums:
+        """For matrices of so many rows; a program has at least four of them."""
+        programs = min(PROGRAMS, triton.cdiv(rows, 4))
+        return cls(torch.empty((programs, columns), device=device, dtype=torch.float32))
 
     def take(self, columns: int) -> int:
         """The first of so many columns that are now the caller's."""
@@ -279,47 +281,46 @@ class ColumnSums:
 
 
 def norm(
-    x: Tensor, residual: Tensor, gamma: Tensor, beta: Tensor, eps: float, dropout: Dropout
-) -> tuple[Tensor, Tensor, Tensor]:
-    """LayerNorm(residual + dropout(x)), the sum, and each row's moments; x is (rows, width)."""
+    x: Tensor, residual: Tensor, gamma: Tensor, beta: Tensor, eps: float, dropout: Dropout,
+    out: Tensor, summed: Tensor, moments: Tensor,
+) -> Tensor:  # fmt: skip
+    """LayerNorm(residual + dropout(x)) into `out`, the sum, and each row's moments, (rows, 2); x is (rows, width)."""
     rows, width = x.shape
-    out, summed = torch.empty_like(x), torch.empty_like(x)
-    moments = torch.empty((rows, 2), device=x.device, dtype=torch.float32)
     padded, height, warps = _tile(width)
     _norm_forward[(triton.cdiv(rows, height),)](
         x, residual, gamma, beta, out, summed, moments, dropout.seeds, dropout.site, eps, rows, dropout.threshold,
         dropout.scale, WIDTH=width, PADDED=padded, ROWS=height, DROPOUT=dropout.rate > 0, num_warps=warps,
     )  # fmt: skip
-    return out, summed, moments
+    return out
 
 
 def norm_backward(
-    grad: Tensor, summed: Tensor, moments: Tensor, gamma: Tensor, dropout: Dropout, sums: ColumnSums, *,
-    after: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of the sum (and so of the residual) and of x. Into `sums` go those of gamma, of beta and, unless
-    dropout came after the norm, of the bias within x.
+    grad: Tensor, summed: Tensor, moments: Tensor, gamma: Tensor, dropout: Dropout, sums: ColumnSums,
+    grad_x: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The gradient of the sum (and so of the residual), and that of x into `grad_x`; there is none if dropout came after
+    the norm. Into `sums` go those of gamma, of beta and, unless dropout came after, of the bias within x.
     """
     rows, width = grad.shape
-    grad_sum = torch.empty_like(grad)
-    grad_x = grad_sum if after else torch.empty_like(grad)  # of its own: to the sum others will be added
+    after = grad_x is None
+    grad_sum = torch.empty_like(grad)  # of its own: to the sum others will be added
     padded, height, warps = _tile(width, back=True)
     column = sums.take((2 if after else 3) * width)
-    _norm_backward[(PROGRAMS,)](
-        grad, summed, moments, gamma, grad_sum, grad_x, sums.shares, sums.shares.shape[1], column, dropout.seeds,
+    _norm_backward[(len(sums.shares),)](
+        grad, summed, moments, gamma, grad_sum, grad_sum if grad_x is None else grad_x, sums.shares,
+        sums.shares.shape[1], column, dropout.seeds,
         dropout.site, rows, dropout.threshold, dropout.scale, WIDTH=width, PADDED=padded, ROWS=height,
         DROPOUT=dropout.rate > 0, AFTER=after, num_warps=warps,
     )  # fmt: skip
-    return grad_sum, grad_x
+    return grad_sum
 
 
 def embed(
     ids: Tensor, positions: Tensor, segments: Tensor, tables: tuple[Tensor, Tensor, Tensor | None],
-    gamma: Tensor, beta: Tensor, eps: float, dropout: Dropout, dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """dropout(LayerNorm(token + position + segment)), the sum, and each row's moments."""
-    rows, width = len(ids), gamma.shape[0]
-    out = torch.empty((rows, width), device=ids.device, dtype=dtype)
+    gamma: Tensor, beta: Tensor, eps: float, dropout: Dropout, out: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """dropout(LayerNorm(token + position + segment)) into `out`; the sum, and each row's moments."""
+    rows, width = out.shape
     summed = torch.empty_like(out)
     moments = torch.empty((rows, 2), device=ids.device, dtype=torch.float32)
     padded, height, warps = _tile(width)
@@ -328,7 +329,7 @@ def embed(
         moments, dropout.seeds, dropout.site, eps, rows, dropout.threshold, dropout.scale, WIDTH=width, PADDED=padded,
         ROWS=height, SEGMENTS=tables[2] is not None, DROPOUT=dropout.rate > 0, num_warps=warps,
     )  # fmt: skip
-    return out, summed, moments
+    return summed, moments
 
 
 def scatter_rows(rows: Tensor, sorted_keys: Tensor, order: Tensor, table: Tensor) -> Tensor:
@@ -341,15 +342,13 @@ def scatter_rows(rows: Tensor, sorted_keys: Tensor, order: Tensor, table: Tensor
     return table
 
 
-def activation(x: Tensor, kind: str) -> Tensor:
-    out = torch.empty_like(x)
+def activation(x: Tensor, kind: str, out: Tensor) -> Tensor:
     _activation_forward[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), KIND=KINDS[kind], COUNT=1024)
     return out
 
 
-def activation_backward(grad: Tensor, x: Tensor, kind: str) -> Tensor:
+def activation_backward(grad: Tensor, x: Tensor, kind: str, out: Tensor) -> Tensor:
     """The gradient before an activation."""
-    out = torch.empty_like(x)
     _activation_backward[(triton.cdiv(x.numel(), 1024),)](grad, x, out, x.numel(), KIND=KINDS[kind], COUNT=1024)
     return out
 

@@ -40,7 +40,7 @@ def masked_cross_entropy(logits: Tensor, ids: Tensor) -> Tensor:
     """Over the vocabulary, the mean of the tokens that were to be guessed; 0 where there are none."""
     classes = ids.nan_to_num(nan=MISSING).long()
     summed = F.cross_entropy(logits, classes, reduction="sum", ignore_index=MISSING)
-    return summed / ids.isfinite().sum().clamp(min=1)
+    return summed / labelled(ids).sum().clamp(min=1)
 
 
 def thresholded_bce(logits: Tensor, scores: Tensor, *, threshold: float) -> Tensor:
@@ -78,8 +78,13 @@ def cosent(outputs: Tensor, scores: Tensor, *, scale: float = 1.0, sharpness: fl
 
 def _mean(each: Tensor, labels: Tensor) -> Tensor:
     """Over the rows that have a label."""
-    labelled = labels.isfinite()
-    return each.masked_fill(~labelled, 0.0).sum() / labelled.sum()
+    there = labelled(labels)
+    return torch.where(there, each, 0.0).sum() / there.sum()
+
+
+def labelled(labels: Tensor) -> Tensor:
+    """Which rows have a label: what is not a number does not equal itself. (On a GPU `isfinite` is four launches.)"""
+    return labels == labels
 
 
 def build_loss(task: Task, device: torch.device | str = "cpu") -> Loss:
@@ -125,7 +130,8 @@ class LossWeighting(nn.Module):
         self.weights = {task.name: task.weight for task in tasks}
 
     def forward(self, losses: Mapping[str, Tensor], tasks: int | None = None) -> dict[str, Tensor]:  # noqa: ARG002 - the mean depends on it
-        return {task: self.weights[task] * loss for task, loss in losses.items()}
+        weights = self.weights
+        return {task: loss if weights[task] == 1 else weights[task] * loss for task, loss in losses.items()}
 
 
 class MeanWeighting(LossWeighting):

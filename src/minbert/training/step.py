@@ -25,7 +25,7 @@ from minbert.model.multitask import MultitaskModel, Ready, ready
 from minbert.model.runner import FusedRunner
 from minbert.training.grad_cache import cached_gradient
 from minbert.training.gradients import GradientRule
-from minbert.training.losses import WEIGHTINGS, build_loss
+from minbert.training.losses import WEIGHTINGS, build_loss, labelled
 from minbert.training.optimizers import AdamW, RAdam, parameter_groups
 
 FIRST_SCALE = 2.0**14  # of fp16 losses; halved when a gradient overflows, doubled after GROWTH good steps
@@ -111,8 +111,8 @@ class TrainStep:
     def _loss(self, task: str, outputs: Tensor, labels: Tensor) -> Tensor:
         """Of one task, counted in `totals`."""
         loss = self.losses[task](outputs, labels)
-        rows = labels.isfinite().sum()
-        self.totals[self.places[task]] += torch.stack([loss.detach() * rows, rows.float()])
+        rows = labelled(labels).sum(dtype=torch.float32)
+        self.totals[self.places[task]].add_(torch.stack([loss.detach() * rows, rows]))
         return loss
 
     def _weighted(self, losses: Mapping[str, Tensor], tasks: int) -> dict[str, Tensor]:
