@@ -98,12 +98,14 @@ class MultitaskModel(nn.Module):
         contrastive one, the vectors that the head compares, (rows, views * dim)."""
         pooled = self.runner(batch.packed, {self.poolings[part.task] for part in batch.parts})
         outputs = {}
-        for part in batch.parts:
-            views, rows = part.index.shape
-            vectors = pooled[self.poolings[part.task]].index_select(0, part.index.view(-1))
-            say = self.vectors if self.tasks[part.task].loss in CONTRASTIVE else self.answer
-            outputs[part.task] = say(part.task, *vectors.view(views, rows, vectors.shape[-1]))
-        return outputs
+        for how, vectors in pooled.items():
+            parts = [part for part in batch.parts if self.poolings[part.task] == how]
+            index = [part.index.view(-1) for part in parts]
+            chosen = vectors.index_select(0, torch.cat(index) if len(index) > 1 else index[0])  # of all parts at once
+            for part, rows in zip(parts, torch.split(chosen, [len(one) for one in index]), strict=True):
+                say = self.vectors if self.tasks[part.task].loss in CONTRASTIVE else self.answer
+                outputs[part.task] = say(part.task, *rows.view(*part.index.shape, rows.shape[-1]))
+        return {part.task: outputs[part.task] for part in batch.parts}
 
     def vectors(self, task: str, *views: Tensor) -> Tensor:
         """The vectors that a head compares, side by side, from the pooled ones; of a head that compares none, what it
