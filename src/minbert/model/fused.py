@@ -108,7 +108,7 @@ class Kept(NamedTuple):
 
     def layer(self, number: int) -> Kept:
         """The part of one layer."""
-        return Kept(*(part[number % len(part)] for part in self))
+        return Kept(*(part[number] for part in self))
 
 
 def supports(config: EncoderConfig) -> bool:
@@ -251,15 +251,17 @@ def _forward(
     assert tokens is not None and positions is not None and gamma is not None and beta is not None
     tables = (tokens, positions, segments)
     kept = Kept.of(config, layers, len(batch.ids), tokens.device, run.dtype)
-    x = kept.x[0]
+    parts = [kept.layer(number) for number in range(layers)]
+    x = parts[0].x
     first = embed(
         batch.ids, batch.positions, batch.segments, tables, gamma, beta, config.norm_eps,
         Dropout(run.dropout, run.seeds, 0), x,
     )  # fmt: skip
     for number in range(config.layers):
         at = EMBEDDINGS + PARAMETERS * number + MATRICES
-        out = kept.x[number + 1] if number + 1 < layers else torch.empty_like(x)
-        x = _layer_forward(run, number, x, kept.layer(number), cast("Sequence[Tensor]", parameters[at : at + 4]), out)
+        out = parts[number + 1].x if number + 1 < layers else torch.empty_like(x)
+        norms = cast("Sequence[Tensor]", parameters[at : at + 4])
+        x = _layer_forward(run, number, x, parts[number % layers], norms, out)
     return x, kept, first
 
 
