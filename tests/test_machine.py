@@ -19,7 +19,17 @@ from typer.testing import CliRunner
 from minbert import doctor, machine
 from minbert.cli import app
 from minbert.errors import MinbertError
-from minbert.machine import CHILD, Probe, available_cores, choose_precision, cpu_model, probe, set_threads, supports
+from minbert.machine import (
+    CHILD,
+    Probe,
+    available_cores,
+    choose_precision,
+    cpu_model,
+    probe,
+    set_threads,
+    share_gpu,
+    supports,
+)
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda")
@@ -150,6 +160,52 @@ def test_threads_are_lowered_to_the_cores_unless_someone_said_otherwise(
     if setting:
         monkeypatch.setenv(setting, "16")
     assert set_threads() == now[0] == expected
+
+
+@pytest.mark.parametrize("said", ["0", "-0.5", "1.5", "nan", "half"])
+def test_a_share_of_a_gpu_that_is_none_is_refused(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINBERT_GPU_SHARE", said)
+    with (
+        pytest.raises(MinbertError, match=rf'MINBERT_GPU_SHARE is "{said}"; expected a part of the GPU'),
+        share_gpu(CPU),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("said", [None, "", "1", "0.25"])
+def test_a_share_of_a_gpu_is_nothing_to_a_cpu(said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MINBERT_GPU_SHARE", raising=False)
+    if said is not None:
+        monkeypatch.setenv("MINBERT_GPU_SHARE", said)
+    with share_gpu(CPU):
+        assert torch._C._get_sm_carveout_experimental() is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("share", [0.05, 0.125, 0.25, 0.5])
+def test_products_on_a_share_of_the_gpu_are_right(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINBERT_GPU_SHARE", str(share))
+    before = torch.backends.cuda.preferred_blas_library()
+    generator = torch.Generator(GPU).manual_seed(1)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=GPU, generator=generator).bfloat16()
+
+    with share_gpu(GPU):
+        processors = torch.cuda.get_device_properties(GPU).multi_processor_count
+        assert torch._C._get_sm_carveout_experimental() == processors - max(1, round(share * processors))
+        for tokens in (8, 40, 136, 500, 1031, 4096):
+            for width, out in ((384, 1152), (384, 1536), (1536, 384), (768, 3072)):
+                x, weight, bias, grad = drawn(tokens, width), drawn(out, width), drawn(out), drawn(tokens, out)
+                for found, left, right, plus in (
+                    (torch.nn.functional.linear(x, weight, bias), x, weight.T, bias),  # the way forward
+                    (grad @ weight, grad, weight, None),  # the way back
+                    (grad.T @ x, grad.T, x, None),  # a weight's gradient
+                ):
+                    expected = left.double() @ right.double() + (0 if plus is None else plus.double())
+                    assert (found.double() - expected).abs().max() < 0.02 * expected.abs().max()
+    assert torch._C._get_sm_carveout_experimental() is None
+    assert torch.backends.cuda.preferred_blas_library() == before
 
 
 def test_the_processor_is_known_by_what_it_can_do(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 WantedPrecision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+SHARE_SETTING = "MINBERT_GPU_SHARE"
 KERNEL_SETTINGS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 TIMEOUT = 120.0  # seconds: importing torch from a slow disk takes most of it
 WRONG = 3  # the child's exit code for numbers that are not those of fp32
@@ -156,6 +158,41 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise MinbertError(f'device is "{name}", but torch sees no GPU here; expected cpu')
     return device
+
+
+@contextmanager
+def share_gpu(device: torch.device) -> Iterator[None]:
+    """Products on no more than a part of the GPU's multiprocessors while the block lasts, where MINBERT_GPU_SHARE is set.
+
+    A product of a small batch spreads over the whole GPU and uses little of it. Alone that is fastest; beside other
+    processes it keeps theirs waiting.
+    """
+    import torch
+
+    share = _wanted_share()
+    if device.type != "cuda" or share == 1:
+        yield
+        return
+    count = torch.cuda.get_device_properties(device).multi_processor_count
+    library, spared = torch.backends.cuda.preferred_blas_library(), torch._C._get_sm_carveout_experimental()
+    torch.backends.cuda.preferred_blas_library("cublaslt")  # the one that keeps to it
+    torch._C._set_sm_carveout_experimental(count - max(1, round(share * count)))
+    try:
+        yield
+    finally:
+        torch._C._set_sm_carveout_experimental(spared)
+        torch.backends.cuda.preferred_blas_library(library)
+
+
+def _wanted_share() -> float:
+    said = os.environ.get(SHARE_SETTING) or "1"
+    try:
+        share = float(said)
+    except ValueError:
+        share = math.nan
+    if not 0 < share <= 1:
+        raise MinbertError(f'{SHARE_SETTING} is "{said}"; expected a part of the GPU, such as 0.25, or 1')
+    return share
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from minbert.data.inputs import Inputs
 from minbert.data.plan import Plan, plan
 from minbert.data.samplers import Sampler, make_sampler
 from minbert.errors import MinbertError
-from minbert.machine import choose_precision
+from minbert.machine import choose_precision, share_gpu
 from minbert.model.multitask import MultitaskModel
 from minbert.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from minbert.training.feeding import make_feeder
@@ -114,9 +114,15 @@ class Trainer:
 
     def train(self, *, resume: bool = False) -> None:
         """Run to the end, from the start or from the last checkpoint. Afterwards the model holds the last weights."""
-        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        device = self.model.device
+        devices = [device] if device.type == "cuda" else []
         # Dropout draws from torch's own generator: seeded here, put back after.
-        with torch.random.fork_rng(devices), _matrix_precision(self.precision), _own_stream(self.model.device):
+        with (
+            torch.random.fork_rng(devices),
+            share_gpu(device),
+            _matrix_precision(self.precision),
+            _own_stream(device),
+        ):
             torch.manual_seed(self.recipe.seed)
             if resume:
                 self._restore()
