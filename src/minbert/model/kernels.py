@@ -255,7 +255,6 @@ class ColumnSums:
     shares: Tensor
     """(programs, columns) float32."""
     used: int = 0
-
     added: int = 0
 
     @classmethod
