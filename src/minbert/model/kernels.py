@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 PROGRAMS = 528  # that share the rows of a matrix where columns are summed: four for each multiprocessor of a large GPU
+ROWS_BACK = 2  # that a program holds at once on the way back through a norm: what was fastest
 KINDS = {"gelu": "gelu", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "relu": "relu", "silu": "silu"}
 
 
@@ -356,5 +357,5 @@ def _tile(width: int, *, back: bool = False) -> tuple[int, int, int]:
     """A row's width as a power of two, how many rows a program holds at once, and its warps: what was fastest."""
     padded = triton.next_power_of_2(width)
     if back:
-        return padded, 2, max(1, padded // 256)
+        return padded, ROWS_BACK, max(1, padded // 256)
     return padded, max(1, 2048 // padded), 2 if padded >= 1024 else 4
