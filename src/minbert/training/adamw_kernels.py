@@ -217,5 +217,6 @@ def update(
     _update[(len(chunks),)](
         table, chunks, found, corrections, rates, decays, BETA1=beta1, BETA2=beta2, EPS=eps, CHUNK=CHUNK,
         COLUMNS=COLUMNS, LOW=max(lows, default=0), ALIGNED=aligned, num_warps=8,
+        enable_fp_fusion=False,  # to round as torch does; it waits for memory anyway
     )  # fmt: skip
     return found
