@@ -12,11 +12,7 @@ import torch
 
 from minbert.encoders import home
 
-GET = {
-    "minilm": "minbert encoders get minilm",
-    "mpnet": "minbert encoders get mpnet",
-    "gte-small": "minbert encoders get thenlper/gte-small",
-}
+IDS = {"minilm": "minilm", "mpnet": "mpnet", "gte-small": "thenlper/gte-small"}  # as `minbert encoders get` takes them
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,11 +28,12 @@ def encoder_folder() -> Callable[[str], Path]:
     """`encoder_folder("minilm")` is the folder of a real encoder; a test that needs one that is not here skips."""
 
     def find(name: str) -> Path:
-        places = [home() / "encoders" / name, Path.home() / ".cache" / "minbert-weights" / name]
+        got = home() / "encoders" / IDS[name].replace("/", "--")
+        places = [got, Path.home() / ".cache" / "minbert-weights" / name]
         for folder in places:
             if (folder / "config.json").exists():
                 return folder
-        pytest.skip(f"the encoder {name} is not on this machine: {GET[name]}")
+        pytest.skip(f"the encoder {name} is not on this machine: minbert encoders get {IDS[name]}")
 
     return find
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from minbert import __version__, console
@@ -170,7 +171,7 @@ def test_embed_a_file_to_a_file(workplace: Path, suffix: str, expected: np.ndarr
         texts, vectors = read_lines(Path("out.jsonl").read_text(encoding="utf-8"))
         assert texts == TEXTS
     else:
-        table = pytest.importorskip("pyarrow.parquet").read_table("out.parquet")
+        table = parquet.read_table("out.parquet")
         assert table["text"].to_pylist() == TEXTS
         vectors = np.array(table["vector"].to_pylist())
     np.testing.assert_allclose(vectors, expected, atol=1e-5)

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from minbert import __version__
 
@@ -142,7 +143,6 @@ def test_what_the_package_is_built_from_is_copied() -> None:
 
 
 def test_compose_mounts_the_model_read_only_and_grants_nothing() -> None:
-    yaml = pytest.importorskip("yaml")
     (service,) = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"].values()
     assert any(volume.endswith(":/model:ro") for volume in service["volumes"])
     assert service["cap_drop"] == ["ALL"] and service["read_only"] is True

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from minbert.delivery.embedder import Embedder
 from minbert.delivery.vectors import open_vectors
@@ -62,7 +63,8 @@ def one_by_one(embedder: Embedder, texts: list[str]) -> np.ndarray:
 
 @pytest.mark.parity
 def test_equals_sentence_transformers(minilm: Path) -> None:
-    library = pytest.importorskip("sentence_transformers")
+    import sentence_transformers as library
+
     sentences = [sentence.strip() for sentence in SENTENCES.replace("\n", " ").split(".")]
     sentences += [*WINDOWS, 5 * SENTENCES]  # the last is cut to 512 tokens
     assert len(sentences) > 50
@@ -216,7 +218,7 @@ def test_what_is_written_can_be_read(tmp_path: Path, suffix: str, sizes: tuple[i
         found = np.array([row["vector"] for row in rows]).reshape(count, 3)
         np.testing.assert_allclose(found, VECTORS[:count], rtol=1e-6)
     else:
-        table = pytest.importorskip("pyarrow.parquet").read_table(path)
+        table = parquet.read_table(path)
         assert table["text"].to_pylist() == texts
         found = np.array(table["vector"].to_pylist(), dtype=np.float32).reshape(count, 3)
         assert np.array_equal(found, VECTORS[:count])

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from minbert import encoders
@@ -255,14 +256,13 @@ def test_pip_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, cache: Path) -
 def test_a_hub_id_goes_through_the_hubs_own_cache(
     tiny_folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = pytest.importorskip("huggingface_hub")
     asked = []
 
     def download(name: str, *, allow_patterns: list[str]) -> str:
         asked.append((name, "pytorch_model.bin" in allow_patterns))
         return str(tiny_folder)
 
-    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     got = find_encoder("someone/some-bert")
     assert got == cache / "someone--some-bert"
     assert asked == [("someone/some-bert", False)]
@@ -275,7 +275,6 @@ def test_a_hub_id_goes_through_the_hubs_own_cache(
 def test_a_hub_model_without_safetensors_comes_as_a_pickle(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = pytest.importorskip("huggingface_hub")
     snapshot = tmp_path / "snapshot"
     snapshot.mkdir()
 
@@ -285,7 +284,7 @@ def test_a_hub_model_without_safetensors_comes_as_a_pickle(
             (snapshot / "pytorch_model.bin").write_bytes(b"weights")
         return str(snapshot)
 
-    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert (get_encoder("someone/old-bert") / "pytorch_model.bin").read_bytes() == b"weights"
 
 
@@ -299,7 +298,6 @@ def test_without_the_hub_library_the_install_command_is_said(cache: Path, monkey
 
 
 def test_offline_the_hub_says_so_in_one_line(tmp_path: Path, cache: Path) -> None:
-    pytest.importorskip("huggingface_hub")
     command = "from minbert.cli import main; main()"
     result = subprocess.run(
         [sys.executable, "-c", command, "encoders", "get", "google-bert/bert-base-uncased"],

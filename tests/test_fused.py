@@ -7,7 +7,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="the kernels need Triton: pip install triton")
+from tests.interpreter import NO_TRITON
+
+if NO_TRITON:
+    pytest.skip(NO_TRITON, allow_module_level=True)
 
 from tests.fused_checks import checks
 

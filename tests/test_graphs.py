@@ -19,6 +19,7 @@ from minbert.model.encoder import EncoderConfig
 from minbert.model.packed import BLOCK
 from minbert.training import graphs
 from minbert.training.graphs import LEAST, SLOTS, Layout, Staging, ahead, lay_out, layout_of, rounded
+from tests.interpreter import NO_TRITON
 from tests.laid_out import batch_of, masked_batch_of
 
 LENGTHS = st.lists(st.integers(1, 200), min_size=1, max_size=40)
@@ -180,7 +181,7 @@ def test_equal_sizes_share_a_layout() -> None:
 
 
 @pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:
+def outcomes() -> dict[str, str | None]:
     from tests.step_checks import checks
 
     return checks.run(checks.interpreted)
@@ -198,10 +199,9 @@ CHECKS = [
 ]
 
 
+@pytest.mark.skipif(NO_TRITON is not None, reason=str(NO_TRITON))
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_step_over_a_layout(name: str, request: pytest.FixtureRequest) -> None:
-    pytest.importorskip("triton", reason="the kernels need Triton: pip install triton")
-    outcomes: dict[str, str | None] = request.getfixturevalue("outcomes")
+def test_a_step_over_a_layout(name: str, outcomes: dict[str, str | None]) -> None:
     mine = {key: outcome for key, outcome in outcomes.items() if key.split("-")[0] == name}
     assert mine
     assert {key.split("-")[0] for key in outcomes} == set(CHECKS), "each is asked for here"

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy import stats
+from sklearn import metrics as authority
 
 from minbert.errors import MinbertError
 from minbert.evaluation.bootstrap import bootstrap, paired_bootstrap
@@ -38,9 +40,6 @@ from minbert.evaluation.metrics import (
     roc_auc,
     spearman,
 )
-
-stats = pytest.importorskip("scipy.stats")
-authority = pytest.importorskip("sklearn.metrics")
 
 pytestmark = pytest.mark.filterwarnings("error:::minbert")  # nothing of ours may print a warning
 quick = settings(max_examples=60, deadline=None)

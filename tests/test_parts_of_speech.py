@@ -15,7 +15,6 @@ from tests.tagged_sentences import gold
 @pytest.mark.parity
 def test_sentences_tagged_by_hand() -> None:
     """Measured with TextBlob 0.20.1: verb .91, auxiliary 1, noun .98, function .99."""
-    pytest.importorskip("textblob")
     right: Counter[str] = Counter()
     every: Counter[str] = Counter()
     for words, parts in gold():

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from minbert.config import SAMPLE
 from minbert.data.raw import (
@@ -212,14 +214,13 @@ def test_an_open_stream_is_read_by_the_name_it_is_given() -> None:
 
 
 def test_parquet(write: Write, tmp_path: Path) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {
         "id": [0, 1, 2, 3],
         "sentence1": ["A dog.", "A cat.", None, "An owl."],
         "sentence2": ["Dogs.", "Cats.", "Owls.", " "],
         "similarity": [4.5, None, 1.0, 2.0],
     }
-    parquet.write_table(arrow.table(columns), tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     task = replace(STS, train=("a.parquet",))
     found = read(task, tmp_path)
     assert (found.ids, found.texts, found.pairs) == (["0"], ["A dog."], ["Dogs."])

@@ -284,7 +284,6 @@ def test_without_faiss_a_graph_says_how_to_install_it(
 def test_the_recall_does_not_count_that_a_sentence_finds_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("faiss", reason="the extra search is not installed")
     vectors = unit(np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32))
     assert build_graph(vectors, tmp_path / "graph.faiss", np.random.default_rng(1)) > 0.9
     monkeypatch.setattr(
@@ -294,7 +293,6 @@ def test_the_recall_does_not_count_that_a_sentence_finds_itself(
 
 
 def test_a_graph_finds_nearly_all_and_says_how_many(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    pytest.importorskip("faiss", reason="pip install 'minbert[search]'")
     words = sorted({word for text in SENTENCES for word in text.split()})
     rng = np.random.default_rng(3)
     texts = [" ".join(rng.choice(words, 8)) for _ in range(1500)]

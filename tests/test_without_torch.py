@@ -115,10 +115,8 @@ def exports(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 @pytest.mark.parametrize("form", ["onnx", "onnx-int8"])
 def test_everything_that_an_export_can_do(model: Path, exports: dict[str, Path], tmp_path: Path, form: str) -> None:
     from minbert.delivery.search import SearchIndex, SentenceEncoder
-    from minbert.evaluating import evaluate_model
-
-    pytest.importorskip("fastapi", reason="the extra serve is not installed")
     from minbert.delivery.server import ServeSettings
+    from minbert.evaluating import evaluate_model
 
     # Built by the model, asked by its export.
     index = SearchIndex.build(tmp_path / "index", PAIRS, SentenceEncoder.load(model))
