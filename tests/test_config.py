@@ -432,7 +432,7 @@ SINGLE = ("linear", "mlp")
                 {"head": head},
                 f'[tasks.sst] head is "{head}", which reads two texts; a classification task has one',
             )
-            for head in ("concat", "difference", "interaction", "ph", "dph", "dpha")
+            for head in ("concat", "difference", "absolute-difference", "interaction", "ph", "dph", "dpha")
         ),
         *(
             (

@@ -20,7 +20,7 @@ from tests.models import shake
 WIDTH, SCALE = 6, 3.0
 Weights = dict[str, np.ndarray]
 MANY = [name for name, row in HEADS.items() if not row.one_output]  # can say one number for each class
-SYMMETRIC = ["interaction", "cosine", "projected-dot", "projected-cosine", "cosine-1d", "simcse"]
+SYMMETRIC = ["absolute-difference", "interaction", "cosine", "projected-dot", "projected-cosine", "cosine-1d", "simcse"]
 LEARNS = [
     name for name in HEADS if name not in ("cosine", "cosine-1d", "simcse")
 ]  # which have no weights, no slope, or weights in training only
@@ -85,6 +85,7 @@ FORMULAS: dict[str, Callable[..., np.ndarray]] = {
     "mlp": lambda w, x: linear(w, "out", relu(linear(w, "hidden", x))),
     "concat": lambda w, u, v: linear(w, "out", np.hstack([u, v])),
     "difference": lambda w, u, v: linear(w, "out", u - v),
+    "absolute-difference": lambda w, u, v: linear(w, "out", abs(u - v)),
     "interaction": lambda w, u, v: linear(w, "out", relu(linear(w, "hidden", np.hstack([abs(u - v), u * v])))),
     "cosine": lambda _, u, v: SCALE * cosine(u, v),
     "projected-dot": lambda w, u, v: (linear(w, "projection", u) * linear(w, "projection", v)).sum(1, keepdims=True),

@@ -183,6 +183,7 @@ HEADS = {
     "mlp": HeadRow(("joint",), "dropout, linear, ReLU, dropout, linear", single=True),
     "concat": HeadRow(TWO, "[u, v], dropout, linear"),
     "difference": HeadRow(TWO, "u - v, dropout, linear"),
+    "absolute-difference": HeadRow(TWO, "|u - v|, dropout, linear"),
     "interaction": HeadRow(TWO, "[|u - v|, u * v], dropout, linear, ReLU, linear"),
     "cosine": HeadRow(TWO, "cos(u, v) times the scale", one_output=True, compares=True),
     "projected-dot": HeadRow(TWO, "dot product of two projections", one_output=True, compares=True),

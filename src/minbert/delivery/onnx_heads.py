@@ -153,6 +153,7 @@ HEADS: dict[str, Callable[..., str]] = {
     "mlp": lambda head, u: head.linear("out", head.relu(head.linear("hidden", u))),
     "concat": lambda head, u, v: head.linear("out", head.join(u, v)),
     "difference": lambda head, u, v: head.linear("out", head.add("Sub", u, v)),
+    "absolute-difference": lambda head, u, v: head.linear("out", head.add("Abs", head.add("Sub", u, v))),
     "interaction": _interaction,
     "cosine": lambda head, u, v: head.scaled(head.cosine(u, v)),
     "projected-dot": lambda head, u, v: head.dot(*_projected(head, u, v)),

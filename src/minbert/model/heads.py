@@ -56,6 +56,8 @@ class Perceptron(nn.Module):
 
 
 class Difference(nn.Module):
+    """u - v, dropout, linear. A logit is then f(u) - f(v): it says which is more, not how alike they are."""
+
     def __init__(self, task: Task, width: int, dropout: float) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
@@ -63,6 +65,13 @@ class Difference(nn.Module):
 
     def forward(self, u: Tensor, v: Tensor) -> Tensor:
         return self.out(self.dropout(u - v))
+
+
+class AbsoluteDifference(Difference):
+    """|u - v|, dropout, linear."""
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        return self.out(self.dropout((u - v).abs()))
 
 
 class Interaction(nn.Module):
@@ -212,6 +221,7 @@ BUILDERS: dict[str, Callable[[Task, int, float], nn.Module]] = {
     "mlp": Perceptron,
     "concat": Linear,
     "difference": Difference,
+    "absolute-difference": AbsoluteDifference,
     "interaction": Interaction,
     "cosine": Cosine,
     "projected-dot": ProjectedDot,
