@@ -549,7 +549,7 @@ def test_the_page_has_their_numbers_ours_and_what_was_not_run(
     ]
     assert "Not run: `3-other`." in page
     assert "All of them: at most 6 steps a run, `seed=1`." in lines
-    assert "4 runs, 0.0 hours of training on abacus; commits abc." in lines
+    assert "4 runs, 0.0 hours of training on abacus; commit abc." in lines
     assert "| tiny | 2 of 4 | 4 | 1 | 1 | 0 | 0 |" in lines  # +.1 for each seed: better, so not "no better"
     (item,) = [line for line in lines if line.startswith("- The mean is better.")]
     assert item == "- The mean is better. `smith`: overall +0.100 (+0.100 to +0.100)"

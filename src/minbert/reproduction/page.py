@@ -262,7 +262,8 @@ def _conditions(encoder: str, found: Mapping[str, Found]) -> list[str]:
     commits = sorted({str(one["environment"]["commit"]) for one in every})
     hours = sum(one["seconds"] for one in every) / 3600
     lines.append(
-        f"{len(every)} runs, {hours:.1f} hours of training on {', '.join(devices)}; commits {', '.join(commits)}."
+        f"{len(every)} run{'s' * (len(every) > 1)}, {hours:.1f} hours of training on {', '.join(devices)}; "
+        f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}."
     )
     sizes = {task: note["rows"] for one in every for task, note in one["data"].get("train", {}).items()}
     if sizes:
