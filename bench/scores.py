@@ -118,10 +118,7 @@ def papers() -> str:
     seeds = {name: {len(found[key].by_seed) for key in keys if key in found} for name, found in results.items()}
     over = ", ".join(f"{name} over {' or '.join(map(str, sorted(counts)))}" for name, counts in seeds.items())
     first = next(iter(results), "no encoder")
-    note = (
-        f"Ours are means on dev of the course's SST, Quora and STS; seeds: {over}. A part of the steps beside a score is what "
-        f"a cap left of the run, the same cap for all rows of the paper. The findings are judged with {first}."
-    )
+    note = f"Ours are means on dev of the course's SST, Quora and STS; seeds: {over}. The findings are judged with {first}."
     return "\n".join([*lines, "", note, ""])
 
 
