@@ -5,6 +5,7 @@ are judged by, and the page. Most runs here are a script that only pretends to t
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import time
@@ -20,6 +21,7 @@ from minbert import cli
 from minbert.config import SamplerConfig
 from minbert.errors import MinbertError
 from minbert.evaluation.diagnosis import T975, t_reach
+from minbert.evaluation.mistakes import load_mistakes
 from minbert.reproduction.figures import SCHEDULES, draw_all, kept_scores, schedule
 from minbert.reproduction.findings import Difference, judge, scores_of
 from minbert.reproduction.page import build_page, load_results, write_page
@@ -110,7 +112,10 @@ pairs = [("A dog runs.", "A dog runs.", 5.0, 4.5), ("A dog runs.", "He sleeps.",
 rows = [{"id": str(n), "text": a, "text2": b, "label": y, "prediction": z} for n, (a, b, y, z) in enumerate(pairs)]
 (out / "predictions").mkdir(exist_ok=True)
 (out / "predictions" / "sts.jsonl").write_text("".join(json.dumps(row) + chr(10) for row in rows))
-results = {"name": resolved.name, "encoder": resolved.model.encoder, "kinds": kinds, "dev": {"sst": found, "sts": found},
+single = {"id": "7", "text": "A dog sits.", "label": 0, "prediction": 1, "probabilities": [0.2, 0.8]}
+(out / "predictions" / "sst.jsonl").write_text(json.dumps(single) + chr(10))
+results = {"name": resolved.name, "encoder": resolved.model.encoder, "seed": resolved.seed, "kinds": kinds,
+    "dev": {"sst": {**found, "classes": ["bad", "good"]}, "sts": found},
     "overall": {"2023": score, "2024": score}, "seconds": 7.0, "planned_steps": 6, "whole_steps": 12,
     "data": {"train": {"sst": note, "sts": note}}, "recipe": as_dict(resolved),
     "environment": {"device_name": "abacus", "commit": "abc"}}
@@ -262,6 +267,23 @@ def test_a_result_holds_what_is_needed_and_nothing_of_this_machine(
     assert (found["environment"]["commit"], found["seconds"]) == ("abc", 7.0)
     folder = job.folder(settings)
     assert not [*folder.rglob("checkpoints"), *folder.rglob("model*")]
+
+
+def test_the_mistakes_of_a_best_row_are_kept_without_sentences(papers: dict[str, Paper], settings: Settings) -> None:
+    jobs = jobs_of(papers, "smith", seeds=2)
+    run_jobs(jobs, settings, Listener())
+    best = [job for job in jobs if job.row.is_best]
+    assert [f"{job.row.name}:{job.seed}" for job in best] == ["2-mean:1", "2-mean:2"]
+    written = [job.mistakes(settings) for job in best]
+    assert sorted(settings.results.rglob("mistakes-*")) == written
+    assert not re.search("/home/me|dog|sleeps", written[1].read_text())
+    sst, sts = load_mistakes(written[1])
+    assert sst.score == "accuracy 0.402 of 2-mean with tiny, seed 2"
+    assert [(sst.expected(row), sst.predicted(row)) for group in sst.groups for row in group.rows] == [
+        ("bad", "good (80.0%)")
+    ]
+    assert [row["id"] for group in sts.groups for row in group.rows] == ["1", "0"]
+    assert [*load_results(papers, settings.results)["tiny"]["smith/2-mean"].by_seed] == [1, 2]  # they are no results
 
 
 def test_a_setting_of_a_task_is_for_rows_that_have_it(

@@ -242,6 +242,11 @@ def _copy_model(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
+def last_part(name: str) -> str:
+    """What an encoder is called, wherever it lies: the last part of a folder or of a hub id."""
+    return name.rstrip("/").rsplit("/", 1)[-1]
+
+
 def _is_hub_id(name: str) -> bool:
     owner, slash, model = name.partition("/")
     return bool(slash) and "/" not in model and bool(owner) and bool(model) and not name.startswith((".", "~", "/"))
@@ -288,6 +293,5 @@ def weight_files(folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.iterdir()):
         if path.suffix in (".safetensors", ".bin", ".onnx") or path.name in CONFIGURATION:
-            with path.open("rb") as file:
-                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            found[path.name] = _sha256(path)
     return found

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from minbert.atomic import write_text
-from minbert.encoders import SEEN_QUORA
+from minbert.encoders import SEEN_QUORA, last_part
 from minbert.errors import MinbertError, shown, suggest
 from minbert.evaluation.diagnosis import Mistakes, Row, confidence_of, worst_mistakes
 from minbert.evaluation.results import read_predictions, read_results
@@ -62,7 +62,7 @@ def read_mistakes(run: Path, *, tasks: Iterable[str] | None = None, count: int =
     """
     results = read_results(run)
     known = results["dev"]
-    encoder = results["encoder"]
+    encoder = last_part(results["encoder"])
     which = f"{results['name']} with {encoder}, seed {results['seed']}"
     chosen = list(tasks or known)
     for task in chosen:

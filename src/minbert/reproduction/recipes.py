@@ -54,6 +54,8 @@ class Row:
     paper: str
     name: str
     path: Path
+    is_best: bool = False
+    """The paper's best."""
 
     @property
     def key(self) -> str:
@@ -98,9 +100,9 @@ def _paper(folder: Path) -> Paper:
     paths = [
         path for path in sorted(folder.glob("*.toml")) if path.name != FINDINGS and not path.name.startswith(COMMON)
     ]
-    rows = {path.stem: Row(folder.name, path.stem, path) for path in paths}
     place = folder / FINDINGS
     claims = from_table(Claims, read_toml(place), shown(place)) if place.exists() else Claims(folder.name, "")
+    rows = {path.stem: Row(folder.name, path.stem, path, path.stem == claims.best) for path in paths}
     for used in [claims.best] * bool(claims.best) + [n for one in claims.findings for n in (one.better, one.worse)]:
         if used not in rows:
             raise MinbertError(f'{shown(place)}: no row "{used}"{suggest(used, rows)}; expected a recipe beside it')

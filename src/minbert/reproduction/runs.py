@@ -4,7 +4,8 @@
     outcome = run_jobs(jobs, settings, watcher)
 
 A finished run leaves RESULTS/ENCODER/PAPER/ROW/seedN.json: its results.json, with the history of its evaluations and
-what was changed on the command line. A run counts as done if such a file is there and was made by the very recipe that
+what was changed on the command line. Of a paper's best row there is mistakes-seedN.json beside it, the error analysis
+without sentences. A run counts as done if such a file is there and was made by the very recipe that
 would be run now; a run that was stopped goes on from its last checkpoint.
 """
 
@@ -26,7 +27,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from minbert.config import Recipe
+from minbert.encoders import last_part
 from minbert.errors import MinbertError, shown
+from minbert.evaluation.mistakes import read_mistakes, write_mistakes
 from minbert.evaluation.overlap import by_overlap, overlap_points
 from minbert.evaluation.results import read_predictions, read_results, write_json
 from minbert.recipes import as_dict, differences, parse_recipe, read_recipe
@@ -34,6 +37,7 @@ from minbert.reproduction.recipes import Paper, Row
 from minbert.training.metrics_log import read_metrics
 
 PATIENCE = 30.0  # seconds that a run has to end once it was asked to
+MISTAKES = 5  # of each direction, in the error analysis
 TAIL = 8192  # bytes at the end of metrics.jsonl that hold its last line
 
 
@@ -62,8 +66,7 @@ class Settings:
 
     @property
     def encoder_name(self) -> str:
-        """The last part of a hub id or a folder."""
-        return self.encoder.rstrip("/").rsplit("/", 1)[-1]
+        return last_part(self.encoder)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,9 @@ class Job:
 
     def result(self, settings: Settings) -> Path:
         return settings.results / settings.encoder_name / self.row.paper / self.row.name / f"seed{self.seed}.json"
+
+    def mistakes(self, settings: Settings) -> Path:
+        return self.result(settings).with_name(f"mistakes-seed{self.seed}.json")
 
     def folder(self, settings: Settings) -> Path:
         return settings.runs / settings.encoder_name / self.row.paper / self.row.name / f"seed{self.seed}"
@@ -311,6 +317,8 @@ def collect(job: Job, settings: Settings) -> dict[str, Any]:
             "overlap": _overlaps(folder, results),
         },
     }
+    if job.row.is_best:
+        write_mistakes(read_mistakes(folder, count=MISTAKES), job.mistakes(settings), texts=False)
     write_json(job.result(settings), content)
     for name in ("checkpoints", *(() if settings.keep_models else ("model", "models"))):
         for place in [*folder.rglob(name)]:  # stages and the runs of an ensemble have theirs
