@@ -5,8 +5,8 @@
 
 A finished run leaves RESULTS/ENCODER/PAPER/ROW/seedN.json: its results.json, with the history of its evaluations and
 what was changed on the command line. Of a paper's best row there is mistakes-seedN.json beside it, the error analysis
-without sentences. A run counts as done if such a file is there and was made by the very recipe that
-would be run now; a run that was stopped goes on from its last checkpoint.
+without sentences. A run counts as done if its result is there and was made by the very recipe that would be run now; a
+run that was stopped goes on from its last checkpoint.
 """
 
 from __future__ import annotations
