@@ -123,8 +123,22 @@ def papers() -> str:
 
 
 def errors() -> str:
-    """The error analysis, as `minbert errors RUN --no-texts --out results/errors.json` left it."""
-    return "\n".join([*markdown(load_mistakes(RESULTS / "errors.json"), texts=False), ""])
+    """The error analysis of the best run: of those whose mistakes `minbert reproduce` kept, the one with the highest mean."""
+    kept = sorted((RESULTS / "reproduction").glob("*/*/*/mistakes-seed*.json"))
+    scored = [(json.loads(_result_of(path).read_text(encoding="utf-8")), path) for path in kept]
+    if not scored:
+        return NOT_YET
+    best, path = max(scored, key=lambda pair: overall(pair[0]))
+    head = [
+        f"`recipes/{best['reproduction']['row']}.toml` with {best['encoder']}, seed {best['seed']}, {best['steps']:,} steps:",
+        f"a mean of {overall(best):.3f} on the course's dev sets.",
+        "",
+    ]
+    return "\n".join([*head, *markdown(load_mistakes(path), texts=False), ""])
+
+
+def _result_of(mistakes: Path) -> Path:
+    return mistakes.with_name(mistakes.name.removeprefix("mistakes-"))
 
 
 def _their_overall(paper: Paper) -> str:

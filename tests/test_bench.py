@@ -234,6 +234,26 @@ def test_the_score_tables_say_what_is_missing_and_compare_seed_by_seed(
     assert "| mean | 0.7300 | 0.7200 | +0.0100 | +0.0100, +0.0100 |" in scores.fast_plain()
 
 
+def test_the_mistakes_shown_are_those_of_the_run_with_the_highest_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scores, "RESULTS", tmp_path)
+    assert scores.errors() == scores.NOT_YET
+    for name, value, kept in (("1-first", 0.6, True), ("2-best", 0.7, True), ("3-forgotten", 0.9, False)):
+        folder = tmp_path / "reproduction" / "minilm" / "paper" / name
+        run = {"overall": {"2023": value}, "encoder": "minilm", "seed": 2, "steps": 1200}
+        save(folder, "seed2", run | {"reproduction": {"row": f"paper/{name}"}})
+        if kept:
+            mistakes = {"task": "sst", "score": f"accuracy of {name}", "rows": 4}
+            (folder / "mistakes-seed2.json").write_text(
+                json.dumps([mistakes | {"classes": ["bad", "good"], "groups": [], "slices": []}])
+            )
+    assert scores.errors().startswith(
+        "`recipes/paper/2-best.toml` with minilm, seed 2, 1,200 steps:\na mean of 0.700 on the course's dev sets.\n"
+    )
+    assert "accuracy of 2-best" in scores.errors()
+
+
 def test_every_block_of_a_page_is_known_and_can_be_written() -> None:
     pages = [ROOT / "README.md", ROOT / "recipes" / "README.md", *(ROOT / "docs").rglob("*.md")]
     used = {match[2] for page in pages for match in numbers.BLOCK.finditer(page.read_text())}
