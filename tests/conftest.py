@@ -27,9 +27,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def encoder_folder() -> Callable[[str], Path]:
     """`encoder_folder("minilm")` is the folder of a real encoder; a test that needs one that is not here skips."""
 
+    encoders = home() / "encoders"  # now: a test may give itself another home
+
     def find(name: str) -> Path:
-        got = home() / "encoders" / IDS[name].replace("/", "--")
-        places = [got, Path.home() / ".cache" / "minbert-weights" / name]
+        places = [encoders / IDS[name].replace("/", "--"), Path.home() / ".cache" / "minbert-weights" / name]
         for folder in places:
             if (folder / "config.json").exists():
                 return folder
