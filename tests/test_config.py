@@ -392,6 +392,7 @@ SINGLE = ("linear", "mlp")
         ("sst", {"fraction": 101.0}, "[tasks.sst] fraction is 101.0; expected more than 0 and at most 100"),
         ("sst", {"weight": -1.0}, "[tasks.sst] weight is -1.0; expected 0 or more"),
         ("sst", {"hidden": -1}, "[tasks.sst] hidden is -1; expected 0 or more"),
+        ("sst", {"dropout": 1.0}, "[tasks.sst] dropout is 1.0; expected 0 to less than 1"),
         ("sst", {"label_smoothing": 1.0}, "[tasks.sst] label_smoothing is 1.0; expected 0 to less than 1"),
         ("sts", {"label_smoothing": 0.1}, "[tasks.sts] label_smoothing is 0.1; a pair-regression task has no classes"),
         ("sts", {"scale": -5.0, "loss": "cosent"}, "[tasks.sts] scale is -5.0; expected more than 0"),
@@ -488,6 +489,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         text=draw(texts),
         classes=tuple(draw(st.lists(texts, min_size=2, max_size=4, unique=True))),
         pooling=draw(st.sampled_from([None, "mean"])),
+        dropout=draw(st.one_of(st.none(), shares)),
         label_smoothing=draw(shares),
         normalise=draw(st.booleans()),
     )

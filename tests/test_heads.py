@@ -281,6 +281,15 @@ def test_dropout_is_off_in_eval_and_on_in_training(name: str) -> None:
     assert not torch.equal(head(*views), head(*views))
 
 
+@pytest.mark.parametrize("name", [name for name in HEADS if name != "simcse"])
+@pytest.mark.parametrize(("own", "models"), [(0.0, 0.5), (0.5, 0.0)])
+def test_a_task_may_have_a_dropout_of_its_own(name: str, own: float, models: float) -> None:
+    head, views = build_head(task_for(name, dropout=own), WIDTH, models), views_for(name, 20)
+    shake(head, by=0.5)
+    head.train()
+    assert torch.equal(head(*views), head(*views)) == (own == 0)
+
+
 @pytest.mark.parametrize("name", LEARNS)
 def test_a_gradient_reaches_every_weight_and_every_view(name: str) -> None:
     head = head_for(name, 3 if name in MANY else 1)

@@ -119,6 +119,8 @@ def _check_numbers(task: Task, where: str) -> None:
     for key in ("weight", "hidden"):
         if getattr(task, key) < 0:
             raise MinbertError(f"{where} {key} is {getattr(task, key)}; expected 0 or more")
+    if task.dropout is not None and not 0 <= task.dropout < 1:
+        raise MinbertError(f"{where} dropout is {task.dropout}; expected 0 to less than 1")
     if not 0 <= task.label_smoothing < 1:
         raise MinbertError(f"{where} label_smoothing is {task.label_smoothing}; expected 0 to less than 1")
     if task.label_smoothing and not task.is_classification:

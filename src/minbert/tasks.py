@@ -69,6 +69,8 @@ class Task:
     """What the best checkpoint is chosen by; empty: accuracy or Pearson."""
     pooling: PoolingName | None = None
     """Replaces the model's pooling for this task."""
+    dropout: float | None = None
+    """Replaces the model's dropout in this task's head."""
     weight: float = 1.0
     """Factor of this task's loss."""
     hidden: int = 0
@@ -185,7 +187,7 @@ HEADS = {
     "difference": HeadRow(TWO, "u - v, dropout, linear"),
     "absolute-difference": HeadRow(TWO, "|u - v|, dropout, linear"),
     "interaction": HeadRow(TWO, "[|u - v|, u * v], dropout, linear, ReLU, linear"),
-    "cosine": HeadRow(TWO, "cos(u, v) times the scale", one_output=True, compares=True),
+    "cosine": HeadRow(TWO, "dropout, cos(u, v) times the scale", one_output=True, compares=True),
     "projected-dot": HeadRow(TWO, "dot product of two projections", one_output=True, compares=True),
     "projected-cosine": HeadRow(
         TWO, "ReLU of the projections' cosine, times the scale", one_output=True, never_negative=True, compares=True

@@ -89,7 +89,7 @@ class Interaction(nn.Module):
 
 
 class Cosine(nn.Module):
-    """cos(u, v) times the scale. Nothing to learn here: the encoder must bring the vectors together."""
+    """Dropout, cos(u, v) times the scale. Nothing to learn here: the encoder must bring the vectors together."""
 
     def __init__(self, task: Task, width: int, dropout: float) -> None:  # noqa: ARG002 - the signature of every head
         super().__init__()
@@ -235,4 +235,5 @@ BUILDERS: dict[str, Callable[[Task, int, float], nn.Module]] = {
 
 
 def build_head(task: Task, width: int, dropout: float) -> nn.Module:
-    return BUILDERS[task.head](task, width, dropout)
+    """`dropout` is the model's; a task may have its own."""
+    return BUILDERS[task.head](task, width, dropout if task.dropout is None else task.dropout)
