@@ -249,7 +249,7 @@ def test_the_mistakes_shown_are_those_of_the_run_with_the_highest_mean(
                 json.dumps([mistakes | {"classes": ["bad", "good"], "groups": [], "slices": []}])
             )
     assert scores.errors().startswith(
-        "`recipes/paper/2-best.toml` with minilm, seed 2, 1,200 steps:\na mean of 0.700 on the course's dev sets.\n"
+        "`recipes/paper/2-best.toml` with minilm, seed 2, 1,200 steps:\na plain mean of 0.700 on the course's dev sets.\n"
     )
     assert "accuracy of 2-best" in scores.errors()
 

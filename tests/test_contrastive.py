@@ -660,7 +660,8 @@ def test_chunks_have_the_gradient_of_the_whole_batch(
     assert set(found) == set(expected)
     for name, value in expected.items():
         assert (found[name] - value).abs().max() < 1e-6 * max(1.0, 4 * value.abs().max().item()), name
-    torch.testing.assert_close(chunked.work.totals, whole.work.totals)
+    # As the gradients: a product of one row rounds otherwise than one of many, and how is the CPU's own
+    torch.testing.assert_close(chunked.work.totals, whole.work.totals, rtol=4e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "plain"])

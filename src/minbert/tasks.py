@@ -99,8 +99,8 @@ class Task:
     """Train on the rows of this class only (its name, or its number); the others are counted. Dev keeps all."""
     negatives: float = 0.0
     """So many training rows are added for each pair: its first text with the second text of another row, and the lowest
-    score (or class 0). 0.5: for a random half of the pairs. Never a pair of the files, in either order and whatever its
-    label, nor a text with itself. Drawn once, before training, as by Vinjapuri & Vasireddy: each epoch has the same."""
+    score (or class 0). 0.5: for a random half of the pairs. Never a pair of the train and dev files, in either order and whatever
+    its label, nor a text with itself; two texts that no file pairs may still say the same. Drawn once, before training, as by Vinjapuri & Vasireddy: each epoch has the same."""
     negative_kind: Literal["random", "mined"] = "random"
     """Which other row. random: any. mined: a hard one, see data/negatives.py: among the nearest to the first text by the
     encoder that the run starts from, but not the very nearest, which are too often paraphrases that nobody labelled."""

@@ -13,17 +13,20 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from minbert.atomic import write_text
+from minbert.config import Recipe
 from minbert.encoders import SEEN_QUORA
 from minbert.errors import MinbertError, shown
+from minbert.recipes import differences, read_recipe
 from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, UNDECIDED, Difference, Verdict, judge, scores_of
 from minbert.reproduction.recipes import MEAN, Finding, Paper, Row
 from minbert.reproduction.runs import Job, Settings, longest_part, made_by, was_cut
+from minbert.tasks import CONTRASTIVE
 
 LABELS = {"sst": "SST", "quora": "Quora", "sts": "STS", "cfimdb": "CFIMDB", MEAN: "overall"}
 
@@ -50,8 +53,18 @@ A finding compares two rows over the seeds that both have: the mean of the paire
 **held** if the interval lies above 0 and **did not hold** if it lies below; "no better" held if the interval ends below
 +{margin:g}, and did not hold if it lies above 0. Everything else is **undecided**, and so is every finding with one seed, and
 every one of two rows of which a cap on the steps left different parts, one more than {uneven:g} times the other. A
-correlation that does not exist, because all answers are the same, counts as 0.
+correlation that does not exist, because all answers are the same, counts as 0. Of twenty findings that are nothing but
+chance, one would be decided all the same. Where two rows differ in more than what the finding is about, as the papers' own
+rows do, the list of what differs says so.
+
+`training.dev_sample=4000` beside a table: after each epoch a model is chosen or not by its scores on at most 4,000 dev rows of
+a task (Quora has 20,212). The scores in the tables are those of the chosen model on all of dev.
 """
+
+OVERALL = {
+    "2023": "the mean of the three scores",
+    "2024": "the mean of the three scores, of which the correlation r counts as (r + 1) / 2",
+}
 
 
 @dataclass(frozen=True)
@@ -217,25 +230,38 @@ def _section(paper: Paper, results: Results, folder: Path) -> str:
         parts += ["**Not run yet.**", "", *_table(paper, {}, folder), ""]
         parts += [*_findings(paper, {}), ""] if paper.claims.findings else []
     for place, (encoder, found) in enumerate(mine.items()):
-        parts += [f"### {paper.name} with {encoder}", "", *_conditions(encoder, found), ""]
+        parts += [f"### {paper.name} with {encoder}", "", *_conditions(encoder, found), *_rule(paper), ""]
         parts += [*_table(paper, found, folder, every=place == 0), ""]
         missing = [row for row in paper.rows.values() if row.key not in found]
         if missing and place == 0:  # with further encoders only some rows are run
             parts += ["Not run: " + ", ".join(f"`{row.name}`" for row in missing) + ".", ""]
-        parts.append(_picture(folder, f"{paper.name}-{encoder}", f"{paper.name}, {encoder}: score of each row"))
+        parts.append(
+            _picture(
+                folder,
+                f"{paper.name}-{encoder}",
+                f"{paper.name}, {encoder}: score of each row; a line is from the lowest to the highest seed",
+            )
+        )
         parts.append(_picture(folder, f"{paper.name}-{encoder}-saving", SAVING_TEXT))
         parts.append(_picture(folder, f"{paper.name}-{encoder}-overlap", OVERLAP_TEXT))
+        parts += _geometry(found)
         if any(verdict.seeds for verdict in verdicts(paper, found)):
             parts += [*_findings(paper, found), ""]
-    notes = [f"- {_link(row, folder)}: {row.reported.note}" for row in paper.rows.values() if row.reported.note]
+    notes = [f"- {note}" for note in paper.claims.notes]
+    notes += [f"- {_link(row, folder)}: {row.reported.note}" for row in paper.rows.values() if row.reported.note]
     if notes:
         parts += ["<details><summary>Notes: deviations, misprints, guesses</summary>", "", *notes, "", "</details>", ""]
     return "\n".join(part for part in parts if part is not None)
 
 
-SAVING_TEXT = "Score of the model kept so far, after each epoch, by the two saving rules; thin: the model of that epoch"
+SAVING_TEXT = (
+    "Seed 1: score of the model kept so far, after each epoch and on the dev rows that models are chosen by, "
+    "by the two saving rules; thin: the model of that epoch"
+)
 
-OVERLAP_TEXT = "Mean predicted similarity of STS pairs against the words they share, by row; dashed: what people said"
+OVERLAP_TEXT = (
+    "Seed 1: mean predicted similarity of STS pairs against the words they share, by row; dashed: what people said"
+)
 
 
 def _of(paper: Paper, found: Mapping[str, Found]) -> dict[str, Found]:
@@ -265,15 +291,23 @@ def _conditions(encoder: str, found: Mapping[str, Found]) -> list[str]:
         f"{len(every)} run{'s' * (len(every) > 1)}, {hours:.1f} hours of training on {', '.join(devices)}; "
         f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}."
     )
-    sizes = {task: note["rows"] for one in every for task, note in one["data"].get("train", {}).items()}
+    sizes: dict[str, set[int]] = {}
+    for one in every:
+        for task, note in one["data"].get("train", {}).items():
+            sizes.setdefault(task, set()).add(note["rows"])
     if sizes:
-        lines.append(
-            f"Training rows: {', '.join(f'{LABELS.get(task, task)} {size:,}' for task, size in sizes.items())}."
-        )
+        told = (f"{LABELS.get(task, task)} {' or '.join(f'{n:,}' for n in sorted(sizes[task]))}" for task in sizes)
+        lines.append(f"Training rows, by row: {', '.join(told)}.")
     old = [f"`{one.row.name}`" for one in found.values() if not one.is_current]
     if old:
         lines.append(f"Made before the recipe was last changed: {', '.join(old)}.")
     return lines
+
+
+def _rule(paper: Paper) -> list[str]:
+    """What "overall" means in the paper's table."""
+    rules = sorted({row.reported.rule for row in paper.rows.values()})
+    return [f"Overall: {'; or '.join(OVERALL[rule] for rule in rules)}."]
 
 
 def tasks_of(paper: Paper, found: Mapping[str, Found]) -> list[str]:
@@ -317,7 +351,38 @@ def _steps(found: Found | None) -> str:
     planned, whole = one.get("planned_steps"), one.get("whole_steps")
     if planned is None:
         return ""
-    return f"{planned:,}" if whole in (None, planned) else f"{planned:,} of {whole:,}"
+    before = "".join(f"{stage['steps']:,} + " for stage in one.get("stages", {}).values())
+    return before + (f"{planned:,}" if whole in (None, planned) else f"{planned:,} of {whole:,}")
+
+
+def _geometry(found: Mapping[str, Found]) -> list[str]:
+    """Alignment and uniformity of the rows that compare vectors, and of those they were built on."""
+    recipes = {key: read_recipe(one.row.path) for key, one in found.items()}
+    rows = {key for key, recipe in recipes.items() if _is_contrastive(recipe)}
+    rows |= {found[key].row.reported.after for key in rows}
+    lines = []
+    for key, one in found.items():
+        for task in ("quora", "sts") if key in rows else ():
+            values = [run["geometry"][task] for run in one.by_seed.values() if task in run.get("geometry", {})]
+            if values:
+                spread = " | ".join(_spread([value[name] for value in values]) for name in ("alignment", "uniformity"))
+                lines.append(f"| {one.row.name} | {LABELS[task]} | {values[0]['vectors']} | {spread} |")
+    if not lines:
+        return []
+    head = ["| row | pairs | vectors | alignment | uniformity |", "|---|---|---|---|---|"]
+    return [
+        "Rows with a contrastive loss or stage, and what they were built on: how near the vectors of pairs that belong",
+        "together are (alignment, lower is nearer), and how evenly all lie on the sphere (uniformity, lower is more evenly;",
+        "Wang & Isola 2020, arXiv:2005.10242).",
+        "",
+        *head,
+        *lines,
+        "",
+    ]
+
+
+def _is_contrastive(recipe: Recipe) -> bool:
+    return any(task.loss in CONTRASTIVE for part in (recipe, *recipe.stages) for task in part.tasks)
 
 
 def _findings(paper: Paper, found: Mapping[str, Found]) -> list[str]:
@@ -328,12 +393,21 @@ def _findings(paper: Paper, found: Mapping[str, Found]) -> list[str]:
             _interval(difference, several=len(verdict.differences) > 1) for difference in verdict.differences
         )
         rows = f"`{one.better}` {'over' if one.kind == 'better' else 'no better than'} `{one.worse}`"
+        rows += f", by {', '.join(f'`{key}`' for key in _changed(paper, one))}"
         on = LABELS.get(one.on, one.on)
         lines.append(
             f"| {one.claim} ({one.where}; {rows}) | {on} | {_their_difference(paper, one)} | {ours} | {verdict.seeds} | "
             f"**{verdict.word}**{'' if verdict.is_even else _cut(paper, one, found)} |"
         )
     return lines
+
+
+def _changed(paper: Paper, finding: Finding) -> list[str]:
+    """The settings in which the two rows of a finding differ; those of a stage are one."""
+    better, worse = (read_recipe(paper.rows[name].path) for name in (finding.better, finding.worse))
+    lines = differences(replace(better, name=worse.name, about=worse.about), worse)
+    keys = (line.partition(": ")[0] for line in lines)
+    return list(dict.fromkeys("stages" if key.startswith("stages") else key for key in keys))
 
 
 def _cut(paper: Paper, finding: Finding, found: Mapping[str, Found]) -> str:

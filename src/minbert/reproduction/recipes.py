@@ -45,6 +45,8 @@ class Claims:
     best: str
     """The paper's best row."""
     findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Guesses and deviations that concern several rows."""
 
 
 @dataclass(frozen=True)
