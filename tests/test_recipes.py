@@ -8,13 +8,14 @@ import csv
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from minbert.config import SAMPLE, Recipe
 from minbert.data.samplers import SAMPLERS, Thinned
@@ -24,7 +25,7 @@ from minbert.recipes import as_dict, differences, parse_recipe, read_recipe
 from minbert.reproduction.recipes import COMMON, EVERY_TASK, FINDINGS, MEAN, find_papers
 from minbert.tasks import Task
 from minbert.toml_tables import read_toml
-from minbert.training import step as training_step
+from minbert.training import contrastive, losses
 from minbert.training.gradients import CAGrad, GradVac, PCGrad, add_gradients
 from minbert.training.optimizers import AdamW, RAdam
 from minbert.training.step import TrainStep
@@ -47,8 +48,21 @@ SAME_STEPS = {
     "vinjapuri-vasireddy/7-six-epochs": "training.epochs",
     "vinjapuri-vasireddy/8-weighted-mean": "training.best",
 }
+STEPS = 7  # of a run and of each of its stages: all their tasks are met
 RULES = {"pcgrad": PCGrad, "gradvac": GradVac, "cagrad": CAGrad}
 OPTIMIZERS = {"adamw": AdamW, "radam": RAdam}
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "cross-entropy": losses.cross_entropy,
+    "bce": losses.binary_cross_entropy,
+    "bce-threshold": losses.thresholded_bce,
+    "mse": losses.mean_squared_error,
+    "sigmoid-mse": losses.sigmoid_mse,
+    "masked-lm": losses.masked_cross_entropy,
+    "simcse": contrastive.ranking,
+    "mnr": contrastive.ranking,
+    "info-nce": contrastive.info_nce,
+    "info-nce-printed": contrastive.info_nce,
+}
 
 
 @pytest.fixture(scope="module")
@@ -82,40 +96,52 @@ def tiny(recipe: Recipe, encoder: Path, **training: Any) -> Recipe:
     if recipe.ensemble.models:
         settings["evaluate_every"] = 1  # several models to choose from
     changed: dict[str, Any] = {"model": replace(recipe.model, encoder=str(encoder))}
-    short = {key: value for key, value in settings.items() if key != "train_sample"}
+    short = {key: value for key, value in settings.items() if key != "train_sample"} | {"max_steps": STEPS}
     changed["stages"] = tuple(replace(stage, training=replace(stage.training, **short)) for stage in recipe.stages)
     return replace(recipe, training=replace(recipe.training, **settings), **changed)
 
 
-@dataclass
-class Seen:
-    """What a run was made of."""
-
-    trainers: list[Trainer] = field(default_factory=list)
-    losses: set[tuple[str, str]] = field(default_factory=set)
-    """Tasks and the losses that were computed for them."""
+Call = tuple[Callable[..., Tensor], dict[str, Any]]
+"""A function and the settings it was called with."""
+Seen = dict[Trainer, dict[str, list[Call]]]
+"""The trainers of a run, and for each of their tasks the calls that its losses came from."""
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    found = Seen()
-    make, build = Trainer.__init__, training_step.build_loss
+    found: Seen = {}
+    values: list[tuple[Call, Tensor]] = []
+    make = Trainer.__init__
 
-    def watched_trainer(self: Trainer, *arguments: Any, **options: Any) -> None:
-        make(self, *arguments, **options)
-        found.trainers.append(self)
-
-    def watched_loss(task: Task, *arguments: Any) -> Callable[..., Any]:
-        loss = build(task, *arguments)
-
-        def compute(*inputs: Any, **options: Any) -> Any:
-            found.losses.add((task.name, task.loss))
-            return loss(*inputs, **options)
+    def watched(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def compute(*inputs: Tensor, **settings: Any) -> Tensor:
+            value = function(*inputs, **settings)
+            plain = {name: one.tolist() if isinstance(one, Tensor) else one for name, one in settings.items()}
+            values.append(((function, plain), value))
+            return value
 
         return compute
 
+    def watched_loss(loss: Callable[..., Tensor], calls: list[Call]) -> Callable[..., Tensor]:
+        def compute(*inputs: Tensor) -> Tensor:
+            values.clear()
+            result = loss(*inputs)
+            call, value = values[-1]  # the outermost, where one calls another
+            assert value is result
+            calls.append(call)
+            return result
+
+        return compute
+
+    def watched_trainer(self: Trainer, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        found[self] = {task: [] for task in self.losses}
+        for task, calls in found[self].items():
+            self.losses[task] = watched_loss(self.losses[task], calls)
+
     monkeypatch.setattr(Trainer, "__init__", watched_trainer)
-    monkeypatch.setattr(training_step, "build_loss", watched_loss)
+    for function in set(FUNCTIONS.values()):
+        monkeypatch.setattr(f"{function.__module__}.{function.__name__}", watched(function))
     return found
 
 
@@ -123,20 +149,21 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 def test_a_recipe_trains_and_does_what_it_says(
     key: str, tmp_path: Path, tiny_encoder: Path, course_data: Path, seen: Seen
 ) -> None:
-    recipe = tiny(read_recipe(PATHS[key]), tiny_encoder, max_steps=3)
+    recipe = tiny(read_recipe(PATHS[key]), tiny_encoder, max_steps=STEPS)
     data = None if recipe.data else course_data
     run = train(recipe, out=tmp_path / "run", data=data, device="cpu")
     assert set(run.results["dev"]) == {task.name for task in recipe.tasks}
     assert list(run.results.get("stages", {})) == [stage.name for stage in recipe.stages]
     assert all(stage["steps"] > 0 for stage in run.results.get("stages", {}).values())
-    assert {trainer.recipe.name for trainer in seen.trainers} >= {recipe.name}
-    for trainer in seen.trainers:
-        assert trainer.step == trainer.plan.steps <= 3
-        check_what_ran(trainer, seen)
+    assert {trainer.recipe.name for trainer in seen} >= {recipe.name}
+    for trainer, calls in seen.items():
+        assert trainer.step == trainer.plan.steps <= STEPS
+        check_what_ran(trainer, calls, alone=len(seen) == 1)
 
 
-def check_what_ran(trainer: Trainer, seen: Seen) -> None:
+def check_what_ran(trainer: Trainer, calls: dict[str, list[Call]], *, alone: bool) -> None:
     recipe, model = trainer.recipe, trainer.model
+    trained = {task.name for task in recipe.tasks if task.trained}
     sampler = trainer.sampler.whole if isinstance(trainer.sampler, Thinned) else trainer.sampler
     assert type(sampler) is SAMPLERS[recipe.sampler.kind]
     assert list(sampler.streams) == [task.name for task in recipe.tasks if task.trained]
@@ -145,9 +172,10 @@ def check_what_ran(trainer: Trainer, seen: Seen) -> None:
         assert trainer.work.rule is add_gradients
     else:
         assert type(trainer.work.rule) is RULES[recipe.training.gradients]
-    met = {name for name, task in trainer.plan.tasks.items() if task.batches}
-    assert {(task.name, task.loss) for task in recipe.tasks if task.name in met} <= seen.losses
-    assert not {task.name for task in recipe.tasks if not task.trained} & {name for name, _ in seen.losses}
+    assert {name for name, task in trainer.plan.tasks.items() if task.batches} == trained
+    assert {name for name, found in calls.items() if found} == trained
+    for name in trained:
+        assert all(call == named_loss(recipe.task(name)) for call in calls[name])
     assert (model.common is not None) == recipe.model.common_layer
     fresh = new_model(recipe, torch.device("cpu"))[1]
     for task in recipe.tasks:
@@ -158,9 +186,27 @@ def check_what_ran(trainer: Trainer, seen: Seen) -> None:
         drops = {module.p for module in head.modules() if isinstance(module, torch.nn.Dropout)}
         assert drops <= {recipe.model.dropout}
         if any(True for _ in head.parameters()) and recipe.optimizer.lr:
-            assert changed(head, fresh.heads[task.name]) == (task.name in met)
-    if not recipe.stages and len(seen.trainers) == 1:
+            assert changed(head, fresh.heads[task.name]) == task.trained
+    if alone:
         assert changed(model.encoder, fresh.encoder) == (recipe.training.mode == "finetune")
+
+
+def named_loss(task: Task) -> Call:
+    """What the name of a task's loss stands for."""
+    weights = torch.tensor(task.class_weights).tolist() or None
+    classes = {"smoothing": task.label_smoothing, "class_weights": weights}
+    heat = {"temperature": task.temperature}
+    settings: dict[str, dict[str, Any]] = {
+        "cross-entropy": classes,
+        "bce": classes,
+        "bce-threshold": {"threshold": task.threshold},
+        "sigmoid-mse": {"low": task.low, "high": task.high},
+        "simcse": heat,
+        "mnr": heat,
+        "info-nce": heat,
+        "info-nce-printed": heat | {"positive_below": False},
+    }
+    return FUNCTIONS[task.loss], settings.get(task.loss, {})
 
 
 def check_head(head: torch.nn.Module, task: Task) -> None:
