@@ -9,16 +9,18 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from minbert.config import SAMPLE, Recipe
-from minbert.data.samplers import SAMPLERS, Thinned
+from minbert.data.plan import plan
+from minbert.data.samplers import SAMPLERS, Sampler, Thinned
 from minbert.experiment import new_model, train
 from minbert.model.heads import BUILDERS, BothOrders, Vocabulary
 from minbert.recipes import as_dict, differences, parse_recipe, read_recipe
@@ -26,11 +28,11 @@ from minbert.reproduction.recipes import COMMON, EVERY_TASK, FINDINGS, MEAN, fin
 from minbert.tasks import Task
 from minbert.toml_tables import read_toml
 from minbert.training import contrastive, losses
-from minbert.training.gradients import CAGrad, GradVac, PCGrad, add_gradients
+from minbert.training.gradients import CAGrad, GradVac, PCGrad, Surgery, add_gradients
 from minbert.training.optimizers import AdamW, RAdam
 from minbert.training.step import TrainStep
 from minbert.training.trainer import Trainer
-from tests.runs import Stopped
+from tests.runs import Listener, Stopped
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "recipes"
@@ -167,6 +169,8 @@ def check_what_ran(trainer: Trainer, calls: dict[str, list[Call]], *, alone: boo
     sampler = trainer.sampler.whole if isinstance(trainer.sampler, Thinned) else trainer.sampler
     assert type(sampler) is SAMPLERS[recipe.sampler.kind]
     assert list(sampler.streams) == [task.name for task in recipe.tasks if task.trained]
+    if recipe.sampler.kind == "weighted":
+        check_shares(sampler, {name: recipe.sampler.weights.get(name, 1.0) for name in trained})
     assert type(trainer.optimizer) is OPTIMIZERS[recipe.optimizer.kind]
     if recipe.training.gradients == "sum":
         assert trainer.work.rule is add_gradients
@@ -189,6 +193,13 @@ def check_what_ran(trainer: Trainer, calls: dict[str, list[Call]], *, alone: boo
             assert changed(head, fresh.heads[task.name]) == task.trained
     if alone:
         assert changed(model.encoder, fresh.encoder) == (recipe.training.mode == "finetune")
+
+
+def check_shares(sampler: Sampler, weights: dict[str, float]) -> None:
+    """In a long run each task comes as often as its weight says."""
+    long = replace(sampler, config=replace(sampler.config, steps_per_epoch=1000))
+    shares = {name: task.share for name, task in plan(long).tasks.items()}
+    assert shares == pytest.approx({name: weight / sum(weights.values()) for name, weight in weights.items()}, abs=0.05)
 
 
 def named_loss(task: Task) -> Call:
@@ -239,13 +250,20 @@ def first_steps(
     def find(key: str) -> Steps:
         if key not in known:
             known[key] = {}
-            folder = tmp_path_factory.mktemp("first") / "run"
-            with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
-                patch.setattr(TrainStep, "update", lambda work: record_step(work, known[key]))
-                train(tiny(read_recipe(PATHS[key]), tiny_encoder), out=folder, data=course_data, device="cpu")
+            recipe, folder = tiny(read_recipe(PATHS[key]), tiny_encoder), tmp_path_factory.mktemp("first") / "run"
+            with pytest.raises(Stopped):
+                run_still(recipe, folder, course_data, lambda work: record_step(work, known[key]))
         return known[key]
 
     return find
+
+
+def run_still(recipe: Recipe, folder: Path, data: Path, record: Callable[[TrainStep], None]) -> None:
+    """With `record` in the place of the updates, but in the stages, which train the encoder that they hand on."""
+    listener, update = Listener(part=recipe.name if recipe.stages else ""), TrainStep.update
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainStep, "update", lambda work: (record if listener.here() else update)(work))
+        train(recipe, out=folder, data=data, device="cpu", watcher=listener)
 
 
 def record_step(work: TrainStep, steps: Steps) -> None:
@@ -284,6 +302,45 @@ def test_a_row_differs_from_the_row_it_was_built_on(key: str, first_steps: Calla
 def test_gradients_of_a_row_are_the_same_each_time(first_steps: Callable[[str], Steps]) -> None:
     """Otherwise that two rows differ would mean nothing."""
     assert same(first_steps("hillebrand/7-more-epochs"), first_steps("hillebrand/6-concatenation"))
+
+
+@pytest.mark.parametrize("key", [key for key, path in PATHS.items() if read_recipe(path).training.gradients != "sum"])
+def test_a_gradient_rule_is_not_the_sum_where_tasks_conflict(
+    key: str, tmp_path: Path, tiny_encoder: Path, course_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny(read_recipe(PATHS[key]), tiny_encoder, max_steps=STEPS)
+    model = replace(recipe.model, dropout=0.0, encoder_dropout=0.0, common_dropout=0.0)  # tasks apart draw others
+    rule = RULES[recipe.training.gradients]
+    weigh, conflicts = rule.weigh, []
+
+    def watched(self: Surgery, gram: Any, *others: Any) -> Any:
+        conflicts.append(bool((gram < 0).any()))
+        return weigh(self, gram, *others)
+
+    def run(name: str, gradients: str) -> list[Tensor]:
+        found: list[Tensor] = []
+        changed = replace(recipe, model=model, training=replace(recipe.training, gradients=gradients))
+        run_still(changed, tmp_path / name, course_data, lambda work: found.append(take_gradient(work)))
+        return found
+
+    def differs(one: Tensor, other: Tensor) -> bool:
+        return bool((one - other).norm() > 1e-5 * other.norm())
+
+    plain = run("plain", "sum")
+    monkeypatch.setattr(rule, "weigh", watched)
+    ruled = run("ruled", recipe.training.gradients)
+    monkeypatch.setattr(rule, "weigh", lambda _self, gram, *_: np.ones(len(gram)))
+    alike = run("alike", recipe.training.gradients)
+    assert any(conflicts)
+    assert all(map(differs, compress(ruled, conflicts), compress(plain, conflicts)))
+    assert not any(map(differs, alike, plain))  # otherwise that they differ would mean nothing
+
+
+def take_gradient(work: TrainStep) -> Tensor:
+    """The encoder's, all in one, which is then cleared."""
+    found = [value.grad.flatten() for value in work.model.encoder.parameters() if value.grad is not None]
+    work.optimizer.zero_grad(set_to_none=True)
+    return torch.cat(found)
 
 
 # --- what stands in the files ---------------------------------------------------------------------------------------
