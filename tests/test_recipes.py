@@ -23,6 +23,7 @@ from minbert.data.plan import plan
 from minbert.data.samplers import SAMPLERS, Sampler, Thinned
 from minbert.experiment import new_model, train
 from minbert.model.heads import BUILDERS, BothOrders, Vocabulary
+from minbert.model.manifest import read_manifest
 from minbert.recipes import as_dict, differences, parse_recipe, read_recipe
 from minbert.reproduction.recipes import COMMON, EVERY_TASK, FINDINGS, MEAN, find_papers
 from minbert.tasks import Task
@@ -158,6 +159,9 @@ def test_a_recipe_trains_and_does_what_it_says(
     assert list(run.results.get("stages", {})) == [stage.name for stage in recipe.stages]
     assert all(stage["steps"] > 0 for stage in run.results.get("stages", {}).values())
     assert {trainer.recipe.name for trainer in seen} >= {recipe.name}
+    assert len(seen) == recipe.ensemble.runs * (len(recipe.stages) + 1)
+    assert {trainer.recipe.seed for trainer in seen} == {recipe.seed + number for number in range(recipe.ensemble.runs)}
+    assert len(read_manifest(run.model).members) == recipe.ensemble.models
     for trainer, calls in seen.items():
         assert trainer.step == trainer.plan.steps <= STEPS
         check_what_ran(trainer, calls, alone=len(seen) == 1)
@@ -302,6 +306,17 @@ def test_a_row_differs_from_the_row_it_was_built_on(key: str, first_steps: Calla
 def test_gradients_of_a_row_are_the_same_each_time(first_steps: Callable[[str], Steps]) -> None:
     """Otherwise that two rows differ would mean nothing."""
     assert same(first_steps("hillebrand/7-more-epochs"), first_steps("hillebrand/6-concatenation"))
+
+
+def test_only_the_named_tasks_go_through_the_common_layer(first_steps: Callable[[str], Steps]) -> None:
+    """Or all, where none is named: only then has the layer a gradient."""
+    recipes = {key: read_recipe(path) for key, path in PATHS.items()}
+    keys = [key for key, recipe in recipes.items() if recipe.model.common_layer]
+    assert "beyond/shared-quora-sts-layer" in keys
+    for key in keys:
+        steps = first_steps(key)
+        reached = {task for task, found in steps.items() if "common.0.weight" in found}
+        assert reached == set(recipes[key].model.common_tasks or steps), key
 
 
 @pytest.mark.parametrize("key", [key for key, path in PATHS.items() if read_recipe(path).training.gradients != "sum"])
