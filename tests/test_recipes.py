@@ -8,28 +8,32 @@ import csv
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import replace
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from minbert.config import SAMPLE, Recipe
-from minbert.data.samplers import SAMPLERS, Thinned
+from minbert.data.plan import plan
+from minbert.data.samplers import SAMPLERS, Sampler, Thinned
 from minbert.experiment import new_model, train
 from minbert.model.heads import BUILDERS, BothOrders, Vocabulary
+from minbert.model.manifest import read_manifest
 from minbert.recipes import as_dict, differences, parse_recipe, read_recipe
 from minbert.reproduction.recipes import COMMON, EVERY_TASK, FINDINGS, MEAN, find_papers
 from minbert.tasks import Task
 from minbert.toml_tables import read_toml
-from minbert.training import step as training_step
-from minbert.training.gradients import CAGrad, GradVac, PCGrad, add_gradients
+from minbert.training import contrastive, losses
+from minbert.training.gradients import CAGrad, GradVac, PCGrad, Surgery, add_gradients
 from minbert.training.optimizers import AdamW, RAdam
 from minbert.training.step import TrainStep
 from minbert.training.trainer import Trainer
-from tests.runs import Stopped
+from tests.runs import Listener, Stopped
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "recipes"
@@ -47,8 +51,21 @@ SAME_STEPS = {
     "vinjapuri-vasireddy/7-six-epochs": "training.epochs",
     "vinjapuri-vasireddy/8-weighted-mean": "training.best",
 }
+STEPS = 7  # of a run and of each of its stages: all their tasks are met
 RULES = {"pcgrad": PCGrad, "gradvac": GradVac, "cagrad": CAGrad}
 OPTIMIZERS = {"adamw": AdamW, "radam": RAdam}
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "cross-entropy": losses.cross_entropy,
+    "bce": losses.binary_cross_entropy,
+    "bce-threshold": losses.thresholded_bce,
+    "mse": losses.mean_squared_error,
+    "sigmoid-mse": losses.sigmoid_mse,
+    "masked-lm": losses.masked_cross_entropy,
+    "simcse": contrastive.ranking,
+    "mnr": contrastive.ranking,
+    "info-nce": contrastive.info_nce,
+    "info-nce-printed": contrastive.info_nce,
+}
 
 
 @pytest.fixture(scope="module")
@@ -82,40 +99,52 @@ def tiny(recipe: Recipe, encoder: Path, **training: Any) -> Recipe:
     if recipe.ensemble.models:
         settings["evaluate_every"] = 1  # several models to choose from
     changed: dict[str, Any] = {"model": replace(recipe.model, encoder=str(encoder))}
-    short = {key: value for key, value in settings.items() if key != "train_sample"}
+    short = {key: value for key, value in settings.items() if key != "train_sample"} | {"max_steps": STEPS}
     changed["stages"] = tuple(replace(stage, training=replace(stage.training, **short)) for stage in recipe.stages)
     return replace(recipe, training=replace(recipe.training, **settings), **changed)
 
 
-@dataclass
-class Seen:
-    """What a run was made of."""
-
-    trainers: list[Trainer] = field(default_factory=list)
-    losses: set[tuple[str, str]] = field(default_factory=set)
-    """Tasks and the losses that were computed for them."""
+Call = tuple[Callable[..., Tensor], dict[str, Any]]
+"""A function and the settings it was called with."""
+Seen = dict[Trainer, dict[str, list[Call]]]
+"""The trainers of a run, and for each of their tasks the calls that its losses came from."""
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    found = Seen()
-    make, build = Trainer.__init__, training_step.build_loss
+    found: Seen = {}
+    values: list[tuple[Call, Tensor]] = []
+    make = Trainer.__init__
 
-    def watched_trainer(self: Trainer, *arguments: Any, **options: Any) -> None:
-        make(self, *arguments, **options)
-        found.trainers.append(self)
-
-    def watched_loss(task: Task, *arguments: Any) -> Callable[..., Any]:
-        loss = build(task, *arguments)
-
-        def compute(*inputs: Any, **options: Any) -> Any:
-            found.losses.add((task.name, task.loss))
-            return loss(*inputs, **options)
+    def watched(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def compute(*inputs: Tensor, **settings: Any) -> Tensor:
+            value = function(*inputs, **settings)
+            plain = {name: one.tolist() if isinstance(one, Tensor) else one for name, one in settings.items()}
+            values.append(((function, plain), value))
+            return value
 
         return compute
 
+    def watched_loss(loss: Callable[..., Tensor], calls: list[Call]) -> Callable[..., Tensor]:
+        def compute(*inputs: Tensor) -> Tensor:
+            values.clear()
+            result = loss(*inputs)
+            call, value = values[-1]  # the outermost, where one calls another
+            assert value is result
+            calls.append(call)
+            return result
+
+        return compute
+
+    def watched_trainer(self: Trainer, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        found[self] = {task: [] for task in self.losses}
+        for task, calls in found[self].items():
+            self.losses[task] = watched_loss(self.losses[task], calls)
+
     monkeypatch.setattr(Trainer, "__init__", watched_trainer)
-    monkeypatch.setattr(training_step, "build_loss", watched_loss)
+    for function in set(FUNCTIONS.values()):
+        monkeypatch.setattr(f"{function.__module__}.{function.__name__}", watched(function))
     return found
 
 
@@ -123,31 +152,38 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 def test_a_recipe_trains_and_does_what_it_says(
     key: str, tmp_path: Path, tiny_encoder: Path, course_data: Path, seen: Seen
 ) -> None:
-    recipe = tiny(read_recipe(PATHS[key]), tiny_encoder, max_steps=3)
+    recipe = tiny(read_recipe(PATHS[key]), tiny_encoder, max_steps=STEPS)
     data = None if recipe.data else course_data
     run = train(recipe, out=tmp_path / "run", data=data, device="cpu")
     assert set(run.results["dev"]) == {task.name for task in recipe.tasks}
     assert list(run.results.get("stages", {})) == [stage.name for stage in recipe.stages]
     assert all(stage["steps"] > 0 for stage in run.results.get("stages", {}).values())
-    assert {trainer.recipe.name for trainer in seen.trainers} >= {recipe.name}
-    for trainer in seen.trainers:
-        assert trainer.step == trainer.plan.steps <= 3
-        check_what_ran(trainer, seen)
+    assert {trainer.recipe.name for trainer in seen} >= {recipe.name}
+    assert len(seen) == recipe.ensemble.runs * (len(recipe.stages) + 1)
+    assert {trainer.recipe.seed for trainer in seen} == {recipe.seed + number for number in range(recipe.ensemble.runs)}
+    assert len(read_manifest(run.model).members) == recipe.ensemble.models
+    for trainer, calls in seen.items():
+        assert trainer.step == trainer.plan.steps <= STEPS
+        check_what_ran(trainer, calls, alone=len(seen) == 1)
 
 
-def check_what_ran(trainer: Trainer, seen: Seen) -> None:
+def check_what_ran(trainer: Trainer, calls: dict[str, list[Call]], *, alone: bool) -> None:
     recipe, model = trainer.recipe, trainer.model
+    trained = {task.name for task in recipe.tasks if task.trained}
     sampler = trainer.sampler.whole if isinstance(trainer.sampler, Thinned) else trainer.sampler
     assert type(sampler) is SAMPLERS[recipe.sampler.kind]
     assert list(sampler.streams) == [task.name for task in recipe.tasks if task.trained]
+    if recipe.sampler.kind == "weighted":
+        check_shares(sampler, {name: recipe.sampler.weights.get(name, 1.0) for name in trained})
     assert type(trainer.optimizer) is OPTIMIZERS[recipe.optimizer.kind]
     if recipe.training.gradients == "sum":
         assert trainer.work.rule is add_gradients
     else:
         assert type(trainer.work.rule) is RULES[recipe.training.gradients]
-    met = {name for name, task in trainer.plan.tasks.items() if task.batches}
-    assert {(task.name, task.loss) for task in recipe.tasks if task.name in met} <= seen.losses
-    assert not {task.name for task in recipe.tasks if not task.trained} & {name for name, _ in seen.losses}
+    assert {name for name, task in trainer.plan.tasks.items() if task.batches} == trained
+    assert {name for name, found in calls.items() if found} == trained
+    for name in trained:
+        assert all(call == named_loss(recipe.task(name)) for call in calls[name])
     assert (model.common is not None) == recipe.model.common_layer
     fresh = new_model(recipe, torch.device("cpu"))[1]
     for task in recipe.tasks:
@@ -158,9 +194,34 @@ def check_what_ran(trainer: Trainer, seen: Seen) -> None:
         drops = {module.p for module in head.modules() if isinstance(module, torch.nn.Dropout)}
         assert drops <= {recipe.model.dropout}
         if any(True for _ in head.parameters()) and recipe.optimizer.lr:
-            assert changed(head, fresh.heads[task.name]) == (task.name in met)
-    if not recipe.stages and len(seen.trainers) == 1:
+            assert changed(head, fresh.heads[task.name]) == task.trained
+    if alone:
         assert changed(model.encoder, fresh.encoder) == (recipe.training.mode == "finetune")
+
+
+def check_shares(sampler: Sampler, weights: dict[str, float]) -> None:
+    """In a long run each task comes as often as its weight says."""
+    long = replace(sampler, config=replace(sampler.config, steps_per_epoch=1000))
+    shares = {name: task.share for name, task in plan(long).tasks.items()}
+    assert shares == pytest.approx({name: weight / sum(weights.values()) for name, weight in weights.items()}, abs=0.05)
+
+
+def named_loss(task: Task) -> Call:
+    """What the name of a task's loss stands for."""
+    weights = torch.tensor(task.class_weights).tolist() or None
+    classes = {"smoothing": task.label_smoothing, "class_weights": weights}
+    heat = {"temperature": task.temperature}
+    settings: dict[str, dict[str, Any]] = {
+        "cross-entropy": classes,
+        "bce": classes,
+        "bce-threshold": {"threshold": task.threshold},
+        "sigmoid-mse": {"low": task.low, "high": task.high},
+        "simcse": heat,
+        "mnr": heat,
+        "info-nce": heat,
+        "info-nce-printed": heat | {"positive_below": False},
+    }
+    return FUNCTIONS[task.loss], settings.get(task.loss, {})
 
 
 def check_head(head: torch.nn.Module, task: Task) -> None:
@@ -193,13 +254,20 @@ def first_steps(
     def find(key: str) -> Steps:
         if key not in known:
             known[key] = {}
-            folder = tmp_path_factory.mktemp("first") / "run"
-            with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
-                patch.setattr(TrainStep, "update", lambda work: record_step(work, known[key]))
-                train(tiny(read_recipe(PATHS[key]), tiny_encoder), out=folder, data=course_data, device="cpu")
+            recipe, folder = tiny(read_recipe(PATHS[key]), tiny_encoder), tmp_path_factory.mktemp("first") / "run"
+            with pytest.raises(Stopped):
+                run_still(recipe, folder, course_data, lambda work: record_step(work, known[key]))
         return known[key]
 
     return find
+
+
+def run_still(recipe: Recipe, folder: Path, data: Path, record: Callable[[TrainStep], None]) -> None:
+    """With `record` in the place of the updates, but in the stages, which train the encoder that they hand on."""
+    listener, update = Listener(part=recipe.name if recipe.stages else ""), TrainStep.update
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainStep, "update", lambda work: (record if listener.here() else update)(work))
+        train(recipe, out=folder, data=data, device="cpu", watcher=listener)
 
 
 def record_step(work: TrainStep, steps: Steps) -> None:
@@ -238,6 +306,56 @@ def test_a_row_differs_from_the_row_it_was_built_on(key: str, first_steps: Calla
 def test_gradients_of_a_row_are_the_same_each_time(first_steps: Callable[[str], Steps]) -> None:
     """Otherwise that two rows differ would mean nothing."""
     assert same(first_steps("hillebrand/7-more-epochs"), first_steps("hillebrand/6-concatenation"))
+
+
+def test_only_the_named_tasks_go_through_the_common_layer(first_steps: Callable[[str], Steps]) -> None:
+    """Or all, where none is named: only then has the layer a gradient."""
+    recipes = {key: read_recipe(path) for key, path in PATHS.items()}
+    keys = [key for key, recipe in recipes.items() if recipe.model.common_layer]
+    assert "beyond/shared-quora-sts-layer" in keys
+    for key in keys:
+        steps = first_steps(key)
+        reached = {task for task, found in steps.items() if "common.0.weight" in found}
+        assert reached == set(recipes[key].model.common_tasks or steps), key
+
+
+@pytest.mark.parametrize("key", [key for key, path in PATHS.items() if read_recipe(path).training.gradients != "sum"])
+def test_a_gradient_rule_is_not_the_sum_where_tasks_conflict(
+    key: str, tmp_path: Path, tiny_encoder: Path, course_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny(read_recipe(PATHS[key]), tiny_encoder, max_steps=STEPS)
+    model = replace(recipe.model, dropout=0.0, encoder_dropout=0.0, common_dropout=0.0)  # tasks apart draw others
+    rule = RULES[recipe.training.gradients]
+    weigh, conflicts = rule.weigh, []
+
+    def watched(self: Surgery, gram: Any, *others: Any) -> Any:
+        conflicts.append(bool((gram < 0).any()))
+        return weigh(self, gram, *others)
+
+    def run(name: str, gradients: str) -> list[Tensor]:
+        found: list[Tensor] = []
+        changed = replace(recipe, model=model, training=replace(recipe.training, gradients=gradients))
+        run_still(changed, tmp_path / name, course_data, lambda work: found.append(take_gradient(work)))
+        return found
+
+    def differs(one: Tensor, other: Tensor) -> bool:
+        return bool((one - other).norm() > 1e-5 * other.norm())
+
+    plain = run("plain", "sum")
+    monkeypatch.setattr(rule, "weigh", watched)
+    ruled = run("ruled", recipe.training.gradients)
+    monkeypatch.setattr(rule, "weigh", lambda _self, gram, *_: np.ones(len(gram)))
+    alike = run("alike", recipe.training.gradients)
+    assert any(conflicts)
+    assert all(map(differs, compress(ruled, conflicts), compress(plain, conflicts)))
+    assert not any(map(differs, alike, plain))  # otherwise that they differ would mean nothing
+
+
+def take_gradient(work: TrainStep) -> Tensor:
+    """The encoder's, all in one, which is then cleared."""
+    found = [value.grad.flatten() for value in work.model.encoder.parameters() if value.grad is not None]
+    work.optimizer.zero_grad(set_to_none=True)
+    return torch.cat(found)
 
 
 # --- what stands in the files ---------------------------------------------------------------------------------------
