@@ -192,7 +192,7 @@ def check_what_ran(trainer: Trainer, calls: dict[str, list[Call]], *, alone: boo
         how = "tokens" if task.is_masked else task.pooling or recipe.model.pooling
         assert model.poolings[task.name] == how
         drops = {module.p for module in head.modules() if isinstance(module, torch.nn.Dropout)}
-        assert drops <= {recipe.model.dropout}
+        assert drops <= {recipe.model.dropout if task.dropout is None else task.dropout}
         if any(True for _ in head.parameters()) and recipe.optimizer.lr:
             assert changed(head, fresh.heads[task.name]) == task.trained
     if alone:
