@@ -22,7 +22,7 @@ from minbert.experiment import new_model, train
 from minbert.model.saved import load_model
 from minbert.recipes import as_dict, differences, parse_recipe, read_recipe, to_toml
 from minbert.training import trainer
-from tests.runs import Listener, Stopped, left_behind, small_recipe, unlike
+from tests.runs import CtrlC, Listener, Stopped, left_behind, small_recipe, unlike
 
 TEXT = """
 name = "main"
@@ -336,6 +336,24 @@ def test_stopped_and_resumed(
             train(recipe, out=run, data=small_data, device="cpu", resume=run.exists(), watcher=Listener(**stop))
     train(recipe, out=run, data=small_data, device="cpu", resume=True)
     assert unlike(run, whole(often)) == []
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
+@pytest.mark.parametrize("where", STOPS)
+def test_ctrl_c_loses_no_step(
+    where: str, tiny_encoder: Path, small_data: Path, tmp_path: Path, whole: Callable[[bool], Path]
+) -> None:
+    """Though there are no checkpoints but at the ends of the stages."""
+    recipe, run, done = staged_recipe(tiny_encoder), tmp_path / "run", []
+    for stop in STOPS[where]:
+        listener = CtrlC(**stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, out=run, data=small_data, device="cpu", resume=run.exists(), watcher=listener)
+        done += listener.steps
+    last = Listener()
+    train(recipe, out=run, data=small_data, device="cpu", resume=True, watcher=last)
+    assert done + last.steps == [1, 2, 3, 4, 1, 2, 1, 2]
+    assert unlike(run, whole(False)) == []
 
 
 def test_stopped_before_a_stages_checkpoints_are_gone(
