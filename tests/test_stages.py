@@ -203,6 +203,23 @@ def test_the_results_name_the_stages(finished: tuple[Recipe, Path]) -> None:
     assert pairs["stages"] == {}
 
 
+def test_the_results_keep_how_the_vectors_of_a_stage_lie(finished: tuple[Recipe, Path]) -> None:
+    """A stage's own results go with its folder, and these numbers went with them."""
+    _, run = finished
+    results = read_results(run)
+    for number, name in enumerate(("pairs", "sts"), start=1):
+        own = read_results(run / "stages" / f"{number}-{name}")["geometry"]
+        assert own and results["stages"][name]["geometry"] == own
+    assert set(results["stages"]["pairs"]["geometry"]["sts"]) >= {"alignment", "uniformity"}
+
+
+def test_a_stage_without_pairs_has_no_vectors_to_tell_of(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
+    stages = [{"name": "single", "tasks": {"sst": files("sentiment")}, "training": STAGE_TRAINING}]
+    recipe = small_recipe(tiny_encoder, "sst", stages=stages, training=MAIN_TRAINING)
+    results = train(recipe, out=tmp_path / "run", data=small_data, device="cpu").results
+    assert set(results["stages"]["single"]) == {"overall", "dev", "steps", "rows", "seconds"}
+
+
 def encoder_weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model" / "encoder" / "model.safetensors")
 

@@ -173,7 +173,8 @@ def _stages_before(folder: Path, recipe: Recipe) -> dict[str, Any]:
     found = {}
     for number, stage in enumerate(recipe.stages, start=1):
         results = read_results(stage_folder(folder, number, stage))
-        found[stage.name] = {key: results[key] for key in ("overall", "dev", "steps", "rows", "seconds")}
+        kept = ("overall", "dev", "steps", "rows", "seconds", *(("geometry",) if results.get("geometry") else ()))
+        found[stage.name] = {key: results[key] for key in kept}
     return found
 
 
