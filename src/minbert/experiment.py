@@ -43,6 +43,7 @@ from minbert.preparing import (
     prepare,
     train_sample_of,
 )
+from minbert.recipe_checks import idle_settings
 from minbert.recipes import as_recipe, differences, read_recipe, to_toml
 from minbert.training.trainer import Silent, Trainer, Watcher
 
@@ -116,6 +117,8 @@ def train(
         for path, found in prepared.items():
             check_same_files(path, found)
     _open(folder, recipe, prepared[folder], overwrite=overwrite and not resume)
+    for message in idle_settings(recipe):
+        watcher.warn(message)
     for path, part in left.items():
         if recipe.stages and isinstance(watcher, StageWatcher):
             watcher.entering(part.name, len(done) + 1, len(parts))
