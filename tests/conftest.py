@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,15 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         (folder / path.name).write_text("".join(lines[: 1 + (24 if "train" in path.name else 12)]), encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Also where the tests run in the background of a shell, which ignores it; and nobody keeps it for themselves."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True, scope="session")

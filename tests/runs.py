@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -78,10 +79,13 @@ class Listener(Silent):
     def entering(self, name: str, number: int, parts: int) -> None:
         self.parts.append((name, number, parts))
         if name == self.at_part:
-            raise Stopped
+            self.stop()
 
     def planned(self, plan: Plan) -> None:
         self.plan = plan
+
+    def stop(self) -> None:
+        raise Stopped
 
     def here(self) -> bool:
         return not self.part or (bool(self.parts) and self.parts[-1][0] == self.part)
@@ -89,15 +93,22 @@ class Listener(Silent):
     def stepped(self, step: int, _record: Mapping[str, Any] | None) -> None:
         self.steps.append(step)
         if step == self.at_step and self.here():
-            raise Stopped
+            self.stop()
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
         self.evaluations.append(record)
         if record["step"] == self.at_evaluation and self.here():
-            raise Stopped
+            self.stop()
 
     def warn(self, message: str) -> None:
         self.warnings.append(message)
+
+
+class CtrlC(Listener):
+    """Presses Ctrl-C there. For tests that use `ctrl_c_is_heard`."""
+
+    def stop(self) -> None:
+        signal.raise_signal(signal.SIGINT)
 
 
 def left_behind(run: Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from minbert.recipes import parse_recipe
 from minbert.task_checks import check_task
 from minbert.tasks import BUILT_IN
 from tests.models import PAIRS, TEXTS, THREE, make
-from tests.runs import Listener, Stopped, left_behind, small_recipe, unlike
+from tests.runs import CtrlC, Listener, Stopped, left_behind, small_recipe, unlike
 
 PLAIN: dict[str, dict[str, Any]] = {**THREE, "score": {"kind": "regression", "train": "a.tsv"}}
 OTHER: dict[str, dict[str, Any]] = {
@@ -552,7 +552,7 @@ class StopAfter(Listener):
     def stepped(self, step: int, record: Mapping[str, Any] | None) -> None:
         super().stepped(step, record)
         if len(self.steps) == self.most:
-            raise Stopped
+            self.stop()
 
 
 @pytest.mark.parametrize("stops", [[5], [12], [17], [24], [3, 20]])
@@ -566,6 +566,27 @@ def test_a_stopped_ensemble_ends_with_the_same_bytes(
             train(recipe, out=out, data=small_data, device="cpu", resume=out.exists(), watcher=StopAfter(stop))
     assert (out / "runs" / "6").exists() == (stops[-1] > 12)
     train(recipe, out=out, data=small_data, device="cpu", resume=True)
+    assert unlike(out, trained.folder) == []
+
+
+class CtrlCAfter(CtrlC, StopAfter):
+    pass
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
+@pytest.mark.parametrize("stops", [[5], [12], [17], [24], [3, 17]])
+def test_ctrl_c_in_an_ensemble_loses_no_step(
+    trained: Run, tiny_encoder: Path, small_data: Path, tmp_path: Path, stops: list[int]
+) -> None:
+    recipe, out, done = small_recipe(tiny_encoder, seed=5, **ENSEMBLE), tmp_path / "run", []
+    for stop in stops:
+        listener = CtrlCAfter(stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, out=out, data=small_data, device="cpu", resume=out.exists(), watcher=listener)
+        done += listener.steps
+    last = Listener()
+    train(recipe, out=out, data=small_data, device="cpu", resume=True, watcher=last)
+    assert done + last.steps == 2 * list(range(1, 13))
     assert unlike(out, trained.folder) == []
 
 

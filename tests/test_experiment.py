@@ -25,6 +25,7 @@ from minbert.machine import choose_device
 from minbert.model.answers import Decision
 from minbert.model.manifest import read_manifest
 from minbert.model.saved import load_model
+from minbert.recipe_checks import idle_settings
 from minbert.recipes import as_dict, read_recipe, to_toml
 from minbert.training.metrics_log import read_metrics
 from tests.runs import FILES, Listener, Stopped, left_behind, small_recipe
@@ -49,6 +50,29 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path, small
 
 def brief(encoder: Path, *names: str, **tables: Any) -> Recipe:
     return small_recipe(encoder, *names, **{**tables, "training": {**BRIEF, **tables.get("training", {})}})
+
+
+# --- settings that nobody reads -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "told"), [("mixed", True), ("annealed", True), ("weighted", False)])
+def test_weights_that_the_sampler_does_not_read_are_told(
+    kind: str, told: bool, tiny_encoder: Path, small_data: Path, tmp_path: Path
+) -> None:
+    recipe, listener = brief(tiny_encoder, sampler={"kind": kind, "weights": {"quora": 2}}), Listener()
+    train(recipe, out=tmp_path / "run", data=small_data, device="cpu", watcher=listener)
+    message = f'sampler.weights (quora = 2) has no effect: sampler.kind is "{kind}", not "weighted"'
+    assert listener.warnings == [message] * told
+
+
+def test_weights_that_a_stage_does_not_read_are_told(tiny_encoder: Path) -> None:
+    sampler = {"kind": "all", "weights": {"sst": 0.5, "sts": 3}}
+    tasks = {task: {"train": "a.tsv", "dev": "a.tsv"} for task in ("sst", "sts")}
+    recipe = brief(tiny_encoder, stages=[{"name": "first", "tasks": tasks, "sampler": sampler}])
+    assert idle_settings(recipe) == [
+        'stage "first": sampler.weights (sst = 0.5, sts = 3) has no effect: sampler.kind is "all", not "weighted"'
+    ]
+    assert idle_settings(brief(tiny_encoder)) == []
 
 
 # --- what a run leaves behind ---------------------------------------------------------------------------------------

@@ -198,6 +198,30 @@ def test_ctrl_c(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
     assert unlike(tmp_path / "run", tmp_path / "whole") == []
 
 
+def test_ctrl_c_where_no_checkpoint_is_due(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
+    """It is saved where it is, and the next session goes on from there."""
+    recipe = make_recipe(tiny_encoder, epochs=1, batch_size=1, checkpoint_every=0, evaluate_every=0, log_every=1)
+    path = tmp_path / "small.toml"
+    path.write_text(to_toml(recipe), encoding="utf-8")
+    done = 0
+    for options in ((), ("--resume",)):
+        process = start(path, tmp_path / "run", small_data, *options)
+        wait_for_a_step(process, tmp_path / "run")
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130, errors
+        (saved,) = list_checkpoints(tmp_path / "run" / "checkpoints")
+        assert saved.name.endswith("-stopped")
+        assert int(saved.name.split("-")[1]) > done
+        done = int(saved.name.split("-")[1])
+    process = start(path, tmp_path / "run", small_data, "--resume")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    train(recipe, out=tmp_path / "whole", data=small_data, device="cpu")
+    assert unlike(tmp_path / "run", tmp_path / "whole") == []
+
+
 # --- full disks -----------------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ from minbert.training.gradients import Surgery, add_gradients
 from minbert.training.metrics_log import read_metrics
 from minbert.training.trainer import Trainer
 from tests import tagger
-from tests.runs import Listener, Stopped, small_recipe, small_trainer, unlike, weights_of
+from tests.runs import CtrlC, Listener, Stopped, small_recipe, small_trainer, unlike, weights_of
 from tests.sequences import small_encoder, tokens_of
 from tests.tagger import WEIGHTS
 
@@ -321,6 +321,26 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(bert: Path, small_data: Path
             )
     train(recipe, out=tmp_path / "stopped", data=small_data, device="cuda", resume=True)
     assert unlike(tmp_path / "whole", tmp_path / "stopped") == []
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
+@pytest.mark.parametrize("name", STOPS)
+def test_ctrl_c_loses_no_step(bert: Path, small_data: Path, tmp_path: Path, name: str) -> None:
+    """Where no checkpoint is due, or one after an evaluation: at any step of a graph there is a whole state."""
+    variant = STOPS[name]
+    training = {"epochs": 4, "checkpoint_every": 0, "evaluate_every": 8, "train_sample": 8}
+    recipe = small_recipe(bert, **{**variant, "training": {**training, **variant.get("training", {})}})
+    run, done = tmp_path / "stopped", []
+    train(recipe, out=tmp_path / "whole", data=small_data, device="cuda")
+    for stop in (3, 8, 12, 13, 21):
+        listener = CtrlC(at_step=stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, out=run, data=small_data, device="cuda", resume=run.exists(), watcher=listener)
+        done += listener.steps
+    last = Listener()
+    steps = train(recipe, out=run, data=small_data, device="cuda", resume=True, watcher=last).results["steps"]
+    assert done + last.steps == list(range(1, steps + 1))
+    assert unlike(tmp_path / "whole", run) == []
 
 
 # --- reading --------------------------------------------------------------------------------------------------------

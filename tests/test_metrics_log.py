@@ -56,6 +56,16 @@ def test_numbers_survive_exactly(tmp_path: Path) -> None:
     assert [record["loss"]["a"], *record["rest"]] == values
 
 
+def test_an_evaluation_that_is_to_be_done_again_is_not_there_twice(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, name="run")
+    for kind, step in (("train", 1), ("evaluation", 1), ("train", 2), ("evaluation", 2), ("train", 3)):
+        log.write({"kind": kind, "step": step})
+    log.close()
+    MetricsLog(tmp_path, name="run", resume_at=2, scored=False).close()
+    found = [(record["kind"], record["step"]) for record in read_metrics(tmp_path / "metrics.jsonl")]
+    assert found == [("train", 1), ("evaluation", 1), ("train", 2)]
+
+
 def test_an_undefined_score_is_null(tmp_path: Path) -> None:
     """JSON has no NaN: jq and browsers refuse it."""
     log = MetricsLog(tmp_path, name="run")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import sys
 import time
@@ -26,7 +27,19 @@ from minbert.reproduction.figures import SCHEDULES, draw_all, kept_scores, sched
 from minbert.reproduction.findings import Difference, judge, scores_of
 from minbert.reproduction.page import build_page, load_results, write_page
 from minbert.reproduction.recipes import Finding, Paper, choose_rows, find_papers
-from minbert.reproduction.runs import Job, Running, Settings, is_done, longest_part, plan_jobs, run_jobs, was_cut
+from minbert.reproduction.runs import (
+    Job,
+    Running,
+    Settings,
+    check_ready,
+    is_done,
+    longest_part,
+    plan_jobs,
+    run_jobs,
+    was_cut,
+)
+from minbert.training.checkpoint import list_checkpoints
+from minbert.training.metrics_log import read_metrics
 
 ROOT = Path(__file__).parent.parent
 COMMON = """
@@ -302,6 +315,14 @@ def test_a_setting_of_a_task_is_for_rows_that_have_it(
     assert is_done(one, changed)
 
 
+@pytest.mark.parametrize("setting", ["tasks=3", "tasks", " tasks = 3"])
+def test_a_setting_of_all_tasks_is_refused(papers: dict[str, Paper], settings: Settings, setting: str) -> None:
+    (job,) = jobs_of(papers, "smith/2-mean")
+    with pytest.raises(MinbertError) as found:
+        run_jobs([job], replace(settings, sets=(setting,)), Listener())
+    assert str(found.value) == f"--set {setting}: expected a task and its setting, such as tasks.sst.weight=2"
+
+
 def test_models_are_kept_on_request(papers: dict[str, Paper], settings: Settings) -> None:
     (job,) = jobs_of(papers, "smith/2-mean")
     run_jobs([job], replace(settings, keep_models=True), Listener())
@@ -432,6 +453,36 @@ def test_ctrl_c_ends_every_run(papers: dict[str, Paper], recipes: Path, settings
     assert [job.row.name for job in outcome.left] == ["3-other"]
 
 
+class Impatient(Listener):
+    """Presses Ctrl-C as soon as a run has logged a step beyond this one."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def looked(self, running: list[Running], _waiting: int) -> None:
+        if running and running[0].last_record().get("step", 0) > self.step:
+            raise KeyboardInterrupt
+
+
+def test_a_real_run_that_is_stopped_goes_on_where_it_was(
+    papers: dict[str, Paper], settings: Settings, tiny_encoder: Path, small_data: Path
+) -> None:
+    """However short the time is, and though no checkpoint is due: else it would begin anew each time, and never end."""
+    sets = ("training.batch_size=1", "training.log_every=1", "training.epochs=1", "tasks.sst.fraction=100")
+    real = replace(settings, encoder=str(tiny_encoder), data=str(small_data), device="cpu", sets=sets)
+    real = replace(real, trainer=Settings.trainer)
+    (job,) = jobs_of(papers, "smith/1-plain")
+    steps = [0]
+    for _ in range(2):
+        assert run_jobs([job], real, Impatient(steps[-1])).stopped == [job]
+        (saved,) = list_checkpoints(job.folder(real) / "checkpoints")
+        steps.append(int(saved.name.removeprefix("step-").removesuffix("-stopped")))
+    lines = [line["step"] for line in read_metrics(job.folder(real) / "metrics.jsonl")]
+    assert 0 < steps[1] < steps[2] < 2400
+    assert lines == list(range(1, steps[2] + 1))
+
+
 def test_the_newest_line_of_a_run_is_seen(papers: dict[str, Paper], settings: Settings) -> None:
     (job,) = jobs_of(papers, "smith/2-mean")
     run_jobs([job], settings, Listener())
@@ -487,6 +538,68 @@ def test_a_real_row_from_the_command_line(
     assert (tmp_path / "runs" / "tiny" / "smith" / "2-mean" / "seed1" / "predictions" / "sst.jsonl").exists()
     page = (tmp_path / "docs" / "page.md").read_text()
     assert "at most 3 steps a run" in page and "3 of 12" in page
+
+
+NOT_READY: dict[str, tuple[dict[str, Any], str]] = {
+    "no encoder": ({"encoder": "no-such"}, 'no encoder "no-such"; expected a folder, a hub id or one of: '),
+    "no weights": ({"encoder": "EMPTY"}, "no model.safetensors"),
+    "no data": ({"data": "nowhere"}, "no file nowhere/sentiment-train.tsv; say where the data is with --data DIR"),
+    "no device": ({"device": "tpu9"}, 'device is "tpu9"; expected auto, cpu, cuda or cuda:N'),
+    "no task": ({"set": "tasks=3"}, "--set tasks=3: expected a task and its setting, such as tasks.sst.weight=2"),
+}
+
+
+@pytest.mark.parametrize("mistake", NOT_READY)
+def test_what_would_stop_every_run_is_said_once_and_before_any(
+    mistake: str,
+    recipes: Path,
+    tmp_path: Path,
+    tiny_encoder: Path,
+    small_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    empty = Path(shutil.copytree(tiny_encoder, tmp_path / "empty"))
+    (empty / "model.safetensors").unlink()
+    wrong, message = NOT_READY[mistake]
+    given = {"encoder": tiny_encoder, "data": small_data, "device": "cpu", **wrong}
+    given |= {"encoder": empty} if wrong.get("encoder") == "EMPTY" else {}
+    places = {name: tmp_path / name for name in ("results", "runs", "page")}
+    options = [word for key, value in {**given, "recipes": recipes, **places}.items() for word in (f"--{key}", value)]
+
+    def start(*_: Any, **__: Any) -> None:
+        raise AssertionError("a process is started")
+
+    monkeypatch.setattr("subprocess.Popen", start)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["minbert", "reproduce", "smith", *map(str, options)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith("error: ") and message in said.err
+    assert not any(place.exists() for place in places.values()), "neither a run nor a page"
+
+
+def test_what_a_stage_needs_and_what_a_task_borrows_is_looked_for(
+    papers: dict[str, Paper], recipes: Path, settings: Settings, tiny_encoder: Path, small_data: Path
+) -> None:
+    real = replace(settings, encoder=str(tiny_encoder), data=str(small_data), device="cpu")
+    (job,) = jobs_of(papers, "smith/1-plain")
+    check_ready([job], real)
+    row = job.row.path.read_text()
+    job.row.path.write_text(row + '[[stages]]\n[stages.tasks.sst]\ntrain = "first.tsv"\ndev = "sentiment-dev.tsv"\n')
+    with pytest.raises(MinbertError, match=r"no file .*first\.tsv"):
+        check_ready([job], real)
+    job.row.path.write_text(row + '[tasks.sts.borrow]\ntask = "quora"\nlow = 5\nhigh = 5\n')
+    with pytest.raises(MinbertError, match=r"no file .*quora"):
+        check_ready([job], real)
+
+
+def test_nothing_is_needed_for_what_is_done(papers: dict[str, Paper], settings: Settings) -> None:
+    jobs = jobs_of(papers, "smith")
+    run_jobs(jobs, settings, Listener())
+    check_ready(jobs, settings)  # its encoder and its data are nowhere
 
 
 # --- findings -------------------------------------------------------------------------------------------------------

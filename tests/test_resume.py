@@ -4,6 +4,9 @@ real kills are in test_faults.py.
 
 from __future__ import annotations
 
+import math
+import shutil
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,13 +15,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from minbert import experiment
 from minbert.config import Recipe
+from minbert.errors import MinbertError
 from minbert.experiment import train
 from minbert.model import saved
 from minbert.training import checkpoint, trainer
 from minbert.training.checkpoint import list_checkpoints
 from minbert.training.metrics_log import read_metrics
-from tests.runs import Listener, Stopped, left_behind, small_recipe, unlike
+from minbert.training.step import TrainStep
+from tests.runs import CtrlC, Listener, Stopped, left_behind, small_recipe, small_trainer, unlike
 
 Whole = Callable[[Recipe], Path]
 
@@ -162,6 +168,183 @@ def test_stopped_while_saving(
     assert not list(run.rglob(".*.part")), "an interrupted save cleans up behind itself"
     train(recipe, out=run, data=small_data, device="cpu", resume=True)
     assert unlike(run, whole(recipe)) == []
+
+
+# --- Ctrl-C ---------------------------------------------------------------------------------------------------------
+
+
+def checkpoints_of(run: Path) -> list[str]:
+    return [path.name for path in list_checkpoints(run / "checkpoints")]
+
+
+def pressing(original: Callable[..., Any], at_call: int, times: int = 1) -> Callable[..., Any]:
+    """The original, with Ctrl-C pressed within its call of this number, counted from 1."""
+    calls = iter(range(1, 10_000))
+
+    def pressed(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == at_call:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return original(*arguments, **options)
+
+    return pressed
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
+@pytest.mark.parametrize("name", VARIANTS)
+def test_ctrl_c_loses_no_step(name: str, tiny_encoder: Path, small_data: Path, tmp_path: Path, whole: Whole) -> None:
+    """Where no checkpoint is due, where an evaluation is, between batches whose gradients are added: each session goes on
+    where the one before was stopped, and in the end it does not show."""
+    changes = VARIANTS[name]
+    training = {**changes.get("training", {}), "checkpoint_every": 0}
+    recipe = variant(tiny_encoder, {**changes, "training": training})
+    run, done = tmp_path / "run", []
+    for stop in (1, 3, 4, 5):
+        listener = CtrlC(at_step=stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, out=run, data=small_data, device="cpu", resume=run.exists(), watcher=listener)
+        done += listener.steps
+        assert checkpoints_of(run)[-1] == f"step-{stop:08d}-stopped"
+        assert len([one for one in checkpoints_of(run) if one.endswith("stopped")]) == 1
+    last = Listener()
+    steps = train(recipe, out=run, data=small_data, device="cpu", resume=True, watcher=last).results["steps"]
+    assert done + last.steps == list(range(1, steps + 1))
+    assert unlike(run, whole(recipe)) == []
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
+@pytest.mark.parametrize("stop", range(1, 13))
+def test_ctrl_c_at_any_step(stop: int, tiny_encoder: Path, small_data: Path, tmp_path: Path, whole: Whole) -> None:
+    recipe, run = variant(tiny_encoder, EVERYTHING), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, out=run, data=small_data, device="cpu", watcher=CtrlC(at_step=stop))
+    unfinished = stop % 3 or stop % 12 in (0, 4, 6, 8)  # no checkpoint is due, or one after an evaluation
+    assert checkpoints_of(run)[-1] == f"step-{stop:08d}{'-stopped' if unfinished else ''}"
+    train(recipe, out=run, data=small_data, device="cpu", resume=True)
+    assert unlike(run, whole(recipe)) == []
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
+@pytest.mark.parametrize("method", ["gradient", "update"])
+def test_ctrl_c_within_a_step_waits_for_its_end(
+    method: str, tiny_encoder: Path, small_data: Path, tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = variant(tiny_encoder, EVERYTHING), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainStep, method, pressing(getattr(TrainStep, method), at_call=5))
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, out=run, data=small_data, device="cpu")
+    assert checkpoints_of(run)[-1] == {"gradient": "step-00000005-stopped", "update": "step-00000010-stopped"}[method]
+    train(recipe, out=run, data=small_data, device="cpu", resume=True)
+    assert unlike(run, whole(recipe)) == []
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
+@pytest.mark.parametrize("stop", [4, 6, 12])
+def test_ctrl_c_breaks_off_an_evaluation(
+    stop: int, tiny_encoder: Path, small_data: Path, tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may take minutes. The step before it is kept, with its own weights and not their average, and the resumed run
+    begins with the evaluation. Stopped there again, it is still to be done."""
+    recipe, run = variant(tiny_encoder, EVERYTHING), tmp_path / "run"
+    call = 2 * [4, 6, 8, 12].index(stop) + 2  # dev and train are scored each time
+    for resume, at_call in ((False, call), (True, 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(experiment, "quick_scores", pressing(experiment.quick_scores, at_call))
+            with pytest.raises(KeyboardInterrupt):
+                train(recipe, out=run, data=small_data, device="cpu", resume=resume)
+        assert checkpoints_of(run)[-1] == f"step-{stop:08d}-stopped"
+    train(recipe, out=run, data=small_data, device="cpu", resume=True)
+    assert unlike(run, whole(recipe)) == []
+
+
+def test_killed_before_the_checkpoint_of_a_stop_was_removed(
+    tiny_encoder: Path,
+    small_data: Path,
+    tmp_path: Path,
+    whole: Whole,
+    monkeypatch: pytest.MonkeyPatch,
+    ctrl_c_is_heard: None,
+) -> None:
+    """Then there are two of that step, and what came of its evaluation is there already: it is not there twice."""
+    recipe, run = variant(tiny_encoder, EVERYTHING), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, out=run, data=small_data, device="cpu", watcher=CtrlC(at_step=4))
+    original = checkpoint.shutil.rmtree
+
+    def remove(path: Path, **options: Any) -> None:
+        if Path(path).name == "step-00000004-stopped":
+            raise Stopped
+        original(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.shutil, "rmtree", remove)
+        with pytest.raises(Stopped):
+            train(recipe, out=run, data=small_data, device="cpu", resume=True)
+    assert checkpoints_of(run)[-2:] == ["step-00000004", "step-00000004-stopped"]
+    train(recipe, out=run, data=small_data, device="cpu", resume=True)
+    assert unlike(run, whole(recipe)) == []
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
+def test_a_second_ctrl_c_ends_at_once(
+    tiny_encoder: Path, small_data: Path, tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a step: nothing is saved of it."""
+    recipe, run = variant(tiny_encoder, EVERYTHING), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainStep, "gradient", pressing(TrainStep.gradient, at_call=5, times=2))
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, out=run, data=small_data, device="cpu")
+    assert checkpoints_of(run) == ["step-00000003", "step-00000004"]
+    train(recipe, out=run, data=small_data, device="cpu", resume=True)
+    assert unlike(run, whole(recipe)) == []
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
+def test_ctrl_c_with_a_full_disk(
+    tiny_encoder: Path, small_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    listener = CtrlC(at_step=2)
+    with pytest.raises(KeyboardInterrupt):
+        train(variant(tiny_encoder, {}), out=tmp_path / "run", data=small_data, device="cpu", watcher=listener)
+    assert listener.warnings == [
+        "checkpoint not saved at step 2 (No space left on device); there is none yet; the run ends"
+    ]
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
+def test_ctrl_c_keeps_no_state_that_is_good_for_nothing(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
+    recipe = small_recipe(tiny_encoder, "sst", training={"log_every": 99})
+    stopped = small_trainer(recipe, tmp_path / "run", small_data, watcher=CtrlC(at_step=2))
+    stopped.losses["sst"] = lambda outputs, _: outputs.sum() * math.nan
+    with pytest.raises(MinbertError, match=r"^the loss of sst is nan at step 2$"):
+        stopped.train()
+    assert checkpoints_of(tmp_path / "run") == []
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
+def test_a_damaged_checkpoint_of_a_stop_can_be_removed(
+    tiny_encoder: Path, small_data: Path, tmp_path: Path, whole: Whole
+) -> None:
+    """As the message says: the run goes on from the one before it."""
+    recipe, run = variant(tiny_encoder, EVERYTHING), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, out=run, data=small_data, device="cpu", watcher=CtrlC(at_step=7))
+    assert checkpoints_of(run) == ["step-00000004", "step-00000006", "step-00000007-stopped"]
+    (run / "checkpoints" / "step-00000007-stopped" / "state.safetensors").write_bytes(b"")
+    with pytest.raises(MinbertError, match=r"step-00000007-stopped: damaged checkpoint"):
+        train(recipe, out=run, data=small_data, device="cpu", resume=True)
+    shutil.rmtree(run / "checkpoints" / "step-00000007-stopped")
+    train(recipe, out=run, data=small_data, device="cpu", resume=True)
+    assert unlike(run, whole(recipe)) == []
+
+
+# --- what else resuming does ----------------------------------------------------------------------------------------
 
 
 def test_resuming_a_finished_run_changes_nothing(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:

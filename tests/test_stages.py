@@ -22,7 +22,7 @@ from minbert.experiment import new_model, train
 from minbert.model.saved import load_model
 from minbert.recipes import as_dict, differences, parse_recipe, read_recipe, to_toml
 from minbert.training import trainer
-from tests.runs import Listener, Stopped, left_behind, small_recipe, unlike
+from tests.runs import CtrlC, Listener, Stopped, left_behind, small_recipe, unlike
 
 TEXT = """
 name = "main"
@@ -203,6 +203,23 @@ def test_the_results_name_the_stages(finished: tuple[Recipe, Path]) -> None:
     assert pairs["stages"] == {}
 
 
+def test_the_results_keep_how_the_vectors_of_a_stage_lie(finished: tuple[Recipe, Path]) -> None:
+    """A stage's own results go with its folder, and these numbers went with them."""
+    _, run = finished
+    results = read_results(run)
+    for number, name in enumerate(("pairs", "sts"), start=1):
+        own = read_results(run / "stages" / f"{number}-{name}")["geometry"]
+        assert own and results["stages"][name]["geometry"] == own
+    assert set(results["stages"]["pairs"]["geometry"]["sts"]) >= {"alignment", "uniformity"}
+
+
+def test_a_stage_without_pairs_has_no_vectors_to_tell_of(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
+    stages = [{"name": "single", "tasks": {"sst": files("sentiment")}, "training": STAGE_TRAINING}]
+    recipe = small_recipe(tiny_encoder, "sst", stages=stages, training=MAIN_TRAINING)
+    results = train(recipe, out=tmp_path / "run", data=small_data, device="cpu").results
+    assert set(results["stages"]["single"]) == {"overall", "dev", "steps", "rows", "seconds"}
+
+
 def encoder_weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model" / "encoder" / "model.safetensors")
 
@@ -336,6 +353,24 @@ def test_stopped_and_resumed(
             train(recipe, out=run, data=small_data, device="cpu", resume=run.exists(), watcher=Listener(**stop))
     train(recipe, out=run, data=small_data, device="cpu", resume=True)
     assert unlike(run, whole(often)) == []
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
+@pytest.mark.parametrize("where", STOPS)
+def test_ctrl_c_loses_no_step(
+    where: str, tiny_encoder: Path, small_data: Path, tmp_path: Path, whole: Callable[[bool], Path]
+) -> None:
+    """Though there are no checkpoints but at the ends of the stages."""
+    recipe, run, done = staged_recipe(tiny_encoder), tmp_path / "run", []
+    for stop in STOPS[where]:
+        listener = CtrlC(**stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, out=run, data=small_data, device="cpu", resume=run.exists(), watcher=listener)
+        done += listener.steps
+    last = Listener()
+    train(recipe, out=run, data=small_data, device="cpu", resume=True, watcher=last)
+    assert done + last.steps == [1, 2, 3, 4, 1, 2, 1, 2]
+    assert unlike(run, whole(False)) == []
 
 
 def test_stopped_before_a_stages_checkpoints_are_gone(

@@ -128,7 +128,7 @@ class TrainingConfig:
     patience: int = 0
     """Stop after so many evaluations without a better aggregate; 0: never."""
     checkpoint_every: int = 0
-    """Steps between checkpoints to resume from; 0: at evaluations only."""
+    """Steps between checkpoints to resume from; 0: at evaluations only. Ctrl-C saves one wherever the run is."""
     keep: int = 2
     """Checkpoints kept beside the best model."""
     log_every: int = 20

@@ -43,6 +43,7 @@ from minbert.preparing import (
     prepare,
     train_sample_of,
 )
+from minbert.recipe_checks import idle_settings
 from minbert.recipes import as_recipe, differences, read_recipe, to_toml
 from minbert.training.trainer import Silent, Trainer, Watcher
 
@@ -116,6 +117,8 @@ def train(
         for path, found in prepared.items():
             check_same_files(path, found)
     _open(folder, recipe, prepared[folder], overwrite=overwrite and not resume)
+    for message in idle_settings(recipe):
+        watcher.warn(message)
     for path, part in left.items():
         if recipe.stages and isinstance(watcher, StageWatcher):
             watcher.entering(part.name, len(done) + 1, len(parts))
@@ -173,7 +176,8 @@ def _stages_before(folder: Path, recipe: Recipe) -> dict[str, Any]:
     found = {}
     for number, stage in enumerate(recipe.stages, start=1):
         results = read_results(stage_folder(folder, number, stage))
-        found[stage.name] = {key: results[key] for key in ("overall", "dev", "steps", "rows", "seconds")}
+        kept = ("overall", "dev", "steps", "rows", "seconds", *(("geometry",) if results.get("geometry") else ()))
+        found[stage.name] = {key: results[key] for key in kept}
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,10 +16,11 @@ from minbert.config import Recipe
 from minbert.data.cache import TokenCache
 from minbert.data.inputs import Inputs, tokenize
 from minbert.data.negatives import Nearest
-from minbert.data.raw import Examples, fingerprint, read_split
+from minbert.data.raw import Examples, fingerprint, read_split, resolve
 from minbert.data.rows import fingerprint_of, training_rows
 from minbert.data.tokenizer import Tokenizer
 from minbert.errors import MinbertError
+from minbert.recipe_checks import lender
 from minbert.tasks import Task
 
 
@@ -90,28 +91,42 @@ def prepare(
     examples: dict[str, dict[str, Examples]] = {}
     inputs: dict[str, dict[str, Inputs]] = {}
     started, rows = time.perf_counter(), 0
-    for split in splits:
-        for place, task in enumerate(recipe.tasks):
-            if split == "train" and not task.trained and not task.train:
-                continue
-            if not getattr(task, split):
-                raise MinbertError(f"[tasks.{task.name}] has no {split} files; expected them")
-            watcher.preparing(f"reading {task.name} {split}")
-            if split == "train":
-                found = training_rows(recipe, task, folder, nearest=nearest)
-            else:
-                found = read_split(task, split, folder)  # type: ignore[arg-type]
-            watcher.preparing(f"tokenizing {task.name} {split}, {len(found):,} rows")
-            limit, seeds = recipe.model.max_tokens, {"seed": recipe.seed, "place": place}
-            weights = pooling_weights(recipe, task)
-            tokens = tokenize(task, found, tokenizer, limit, cache=cache, weights=weights, **seeds)
-            examples.setdefault(split, {})[task.name] = found
-            inputs.setdefault(split, {})[task.name] = tokens
-            rows += len(found)
+    for split, task in _to_read(recipe, splits):
+        watcher.preparing(f"reading {task.name} {split}")
+        if split == "train":
+            found = training_rows(recipe, task, folder, nearest=nearest)
+        else:
+            found = read_split(task, split, folder)  # type: ignore[arg-type]
+        watcher.preparing(f"tokenizing {task.name} {split}, {len(found):,} rows")
+        limit, seeds = recipe.model.max_tokens, {"seed": recipe.seed, "place": recipe.tasks.index(task)}
+        weights = pooling_weights(recipe, task)
+        tokens = tokenize(task, found, tokenizer, limit, cache=cache, weights=weights, **seeds)
+        examples.setdefault(split, {})[task.name] = found
+        inputs.setdefault(split, {})[task.name] = tokens
+        rows += len(found)
     tried = cache.hits + cache.misses if cache else 0
     from_cache = f", {cache.hits} of {tried} sets of tokens from the cache" if cache and tried else ""
     watcher.prepared(f"{rows:,} rows prepared in {time.perf_counter() - started:.1f} s{from_cache}")
     return Prepared(examples, inputs)
+
+
+def _to_read(recipe: Recipe, splits: tuple[str, ...]) -> Iterator[tuple[str, Task]]:
+    """What of the recipe's files is read: its tasks' splits, but not the training rows of a task that has none to learn."""
+    for split in splits:
+        for task in recipe.tasks:
+            if split == "train" and not task.trained and not task.train:
+                continue
+            if not getattr(task, split):
+                raise MinbertError(f"[tasks.{task.name}] has no {split} files; expected them")
+            yield split, task
+
+
+def check_files(recipe: Recipe, folder: Path, splits: tuple[str, ...] = ("train", "dev")) -> None:
+    """Are the files there that `prepare` reads? What it says if not, without reading any."""
+    for split, task in _to_read(recipe, splits):
+        resolve(getattr(task, split), folder)
+        if split == "train" and task.borrow is not None:
+            resolve(lender(recipe, task).train, folder)
 
 
 def pooling_weights(recipe: Recipe, task: Task) -> Mapping[str, float] | None:

@@ -111,6 +111,20 @@ def check_recipe(recipe: Recipe, where: str) -> None:
     _check_ensemble(recipe, where)
 
 
+def idle_settings(recipe: Recipe) -> list[str]:
+    """What a recipe or a stage of it says and nobody reads: no error, for a base may have said it, but worth a word."""
+    found = []
+    for part in (*recipe.stages, recipe):
+        sampler = part.sampler
+        if sampler.weights and sampler.kind != "weighted":
+            where = "" if part is recipe else f'stage "{part.name}": '
+            weights = ", ".join(f"{task} = {weight:g}" for task, weight in sampler.weights.items())
+            found.append(
+                f'{where}sampler.weights ({weights}) has no effect: sampler.kind is "{sampler.kind}", not "weighted"'
+            )
+    return found
+
+
 def _check_weights(recipe: Recipe, where: str) -> None:
     """Weights of parts of speech are there, known, and used."""
     weights, parts = recipe.model.pooling_weights, get_args(PartOfSpeech)

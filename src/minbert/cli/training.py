@@ -238,7 +238,7 @@ def reproduce(
     from minbert.reproduction.figures import draw_all
     from minbert.reproduction.page import write_page
     from minbert.reproduction.recipes import choose_rows, find_papers
-    from minbert.reproduction.runs import Outcome, Settings, plan_jobs, run_jobs
+    from minbert.reproduction.runs import Outcome, Settings, check_ready, plan_jobs, run_jobs
 
     papers = find_papers(recipes)
     rows = choose_rows(papers, targets or [])
@@ -260,6 +260,7 @@ def reproduce(
             keep_models=keep_models,
         )
         planned = plan_jobs(papers, rows, seeds=seeds)
+        check_ready(planned, settings)
         with ReproductionWatcher() as watcher:
             outcome = run_jobs(planned, settings, watcher)
         before = len(planned) - sum(map(len, (outcome.done, outcome.failed, outcome.stopped, outcome.left)))

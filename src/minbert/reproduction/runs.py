@@ -1,12 +1,13 @@
 """Run what is missing: every (row, seed) in a process of its own, several side by side, until all is done or time is up.
 
     jobs = plan_jobs(papers, rows, seeds=3)
+    check_ready(jobs, settings)
     outcome = run_jobs(jobs, settings, watcher)
 
 A finished run leaves RESULTS/ENCODER/PAPER/ROW/seedN.json: its results.json, with the history of its evaluations and
 what was changed on the command line. Of a paper's best row there is mistakes-seedN.json beside it, the error analysis
-without sentences. A run counts as done if its result is there and was made by the very recipe that would be run now; a
-run that was stopped goes on from its last checkpoint.
+without sentences. A run counts as done if its result is there and was made by the very recipe that would be run now,
+also where a best row's result is older than that analysis and has none; a run that was stopped goes on from where it was.
 """
 
 from __future__ import annotations
@@ -20,23 +21,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from minbert.config import Recipe
-from minbert.encoders import last_part
+from minbert.config import Recipe, data_folder
+from minbert.encoders import find_encoder, last_part
 from minbert.errors import MinbertError, shown
 from minbert.evaluation.mistakes import read_mistakes, write_mistakes
 from minbert.evaluation.overlap import by_overlap, overlap_points
 from minbert.evaluation.results import read_predictions, read_results, write_json
+from minbert.preparing import check_files
 from minbert.recipes import as_dict, differences, parse_recipe, read_recipe
 from minbert.reproduction.recipes import Paper, Row
 from minbert.training.metrics_log import read_metrics
 
-PATIENCE = 30.0  # seconds that a run has to end once it was asked to
+PATIENCE = 60.0  # seconds that each run has to end once it was asked to: a step, and a checkpoint of up to 2 GB
 MISTAKES = 5  # of each direction, in the error analysis
 TAIL = 8192  # bytes at the end of metrics.jsonl that hold its last line
 
@@ -88,8 +90,7 @@ class Job:
     def sets(self, settings: Settings) -> list[str]:
         """The settings that are for this row: one of a task that it does not have would give it that task."""
         names = {task.name for task in read_recipe(self.row.path).tasks}
-        keys = [setting.partition("=")[0].strip().split(".") for setting in settings.sets]
-        return [s for s, key in zip(settings.sets, keys, strict=True) if key[0] != "tasks" or key[1] in names]
+        return [setting for setting in settings.sets if _task_of(setting) in (None, *names)]
 
     def changes(self, settings: Settings) -> list[str]:
         """What the command line changes in the recipe, the encoder and the cap among it."""
@@ -104,10 +105,38 @@ class Job:
         return read_recipe(self.row.path, sets=self.changes(settings), seed=self.seed)
 
 
+def _task_of(setting: str) -> str | None:
+    """The task that `--set tasks.sst.weight=2` is about."""
+    table, *names = setting.partition("=")[0].strip().split(".")
+    if table != "tasks":
+        return None
+    if not names:
+        raise MinbertError(f"--set {setting}: expected a task and its setting, such as tasks.sst.weight=2")
+    return names[0]
+
+
 def plan_jobs(papers: Mapping[str, Paper], rows: Iterable[Row], *, seeds: int) -> list[Job]:
     """The most telling first: each paper's best row, rows that findings need, the others; then all that with more seeds."""
     jobs = [Job(row, seed) for seed in range(1, seeds + 1) for row in rows]
     return sorted(jobs, key=lambda job: (job.seed > 1, papers[job.row.paper].rank(job.row.name), job.seed))
+
+
+def check_ready(jobs: Iterable[Job], settings: Settings) -> None:
+    """Say what would stop every run, once and before any is started: its device, its encoder, a file that is not there."""
+    from minbert.data.tokenizer import Tokenizer
+    from minbert.machine import choose_device
+    from minbert.model.pretrained import load_folder
+
+    recipes = [job.recipe(settings) for job in jobs if not is_done(job, settings)]
+    if recipes:
+        choose_device(settings.device)
+    for encoder in dict.fromkeys(recipe.model.encoder for recipe in recipes):
+        folder = find_encoder(encoder)
+        load_folder(folder)
+        Tokenizer.load(folder)
+    for recipe in recipes:
+        for part in (*recipe.stages, recipe):
+            check_files(part, data_folder(recipe, settings.data))
 
 
 def is_done(job: Job, settings: Settings) -> bool:
@@ -267,12 +296,12 @@ def _same_run(folder: Path, recipe: Recipe) -> bool:
         return False
 
 
-def stop(running: Iterable[Running]) -> None:
+def stop(running: Sequence[Running]) -> None:
     """Ask runs to end, as Ctrl-C would, and wait; one that does not is ended."""
     for one in running:
         if one.process.poll() is None:
             one.process.send_signal(signal.SIGINT)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE * len(running)  # they write to one disk
     for one in running:
         try:
             one.process.wait(timeout=max(0.0, deadline - time.monotonic()))

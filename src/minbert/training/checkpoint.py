@@ -3,8 +3,10 @@
     checkpoints/step-00000120/
       state.safetensors      model, optimizer, moving average, loss weights, gradient rule, random states
       state.json             where the run stands, the optimizer's settings, the best so far
+    checkpoints/step-00000137-stopped/
 
-A checkpoint is written to a temporary name, synced and renamed, so the newest one is always whole.
+The latter is of a run that was stopped between two checkpoints; the next one takes its place, so that in the end there
+are those of a run that was not. A checkpoint is written to a temporary name, synced and renamed, so the newest one is always whole.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from minbert.atomic import atomic_folder
 from minbert.errors import MinbertError, shown
 
 FORMAT = 1
+STOPPED = "-stopped"
 
 
 def save_checkpoint(
@@ -36,8 +39,9 @@ def save_checkpoint(
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
     keep: int,
+    stopped: bool = False,
 ) -> Path:
-    """Write `folder`/step-N and remove all but the last `keep`.
+    """Write `folder`/step-N and remove all but the last `keep`, or step-N-stopped beside those.
 
     Args:
         modules: their parameters and buffers, by name.
@@ -66,13 +70,13 @@ def save_checkpoint(
         "optimizer": {"groups": saved["param_groups"], "state": plain},
         "state": state,
     }
-    path = folder / f"step-{step:08d}"
+    path = folder / f"step-{step:08d}{STOPPED if stopped else ''}"
     with atomic_folder(path) as new:
         save_file({name: value.detach().cpu().contiguous() for name, value in flat.items()}, new / "state.safetensors")
         (new / "state.json").write_text(json.dumps(content), encoding="utf-8")
-    kept = list_checkpoints(folder)[-keep:]
+    kept = [one for one in list_checkpoints(folder) if not one.name.endswith(STOPPED)][-keep:]
     for old in folder.glob("step-*"):  # also what is left of one whose removal was cut short
-        if old not in kept:
+        if old not in kept and old != path:
             shutil.rmtree(old, ignore_errors=True)
     return path
 

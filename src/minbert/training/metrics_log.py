@@ -17,12 +17,15 @@ from minbert.atomic import write_text
 class MetricsLog:
     """Appends records to metrics.jsonl. A resumed run first drops what came after its checkpoint."""
 
-    def __init__(self, folder: Path, *, name: str, resume_at: int | None = None) -> None:
+    def __init__(self, folder: Path, *, name: str, resume_at: int | None = None, scored: bool = True) -> None:
+        """`scored`: the checkpoint was made after the evaluation of its step, if there was one."""
         self.path = folder / "metrics.jsonl"
         if resume_at is None:
             self.path.unlink(missing_ok=True)
         elif self.path.exists():
             kept = [line for line in read_metrics(self.path) if line["step"] <= resume_at]
+            if not scored:
+                kept = [line for line in kept if line["step"] < resume_at or line["kind"] != "evaluation"]
             write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = self.path.open("a", encoding="utf-8")
         self._board = _tensorboard(folder, resume_at)

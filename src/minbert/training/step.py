@@ -136,6 +136,10 @@ class TrainStep:
             values = [parameters[name].detach() for name in self.average]
             torch._foreach_lerp_(list(self.average.values()), values, 1 - self.decay)
 
+    def state(self) -> dict[str, Tensor]:
+        """What goes on from step to step beside the weights, the moments and the average."""
+        return {"totals": self.totals} | ({} if self.scale is None else {"scale": self.scale, "growth": self.growth})
+
     def parameters(self) -> list[torch.nn.Parameter]:
         return [*self.model.parameters(), *self.weighting.parameters()]
 

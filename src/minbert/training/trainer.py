@@ -37,6 +37,7 @@ from minbert.training.gradients import GradientRule, Surgery, make_rule
 from minbert.training.metrics_log import MetricsLog
 from minbert.training.selection import SNAPSHOTS, Selection, snapshot_folder
 from minbert.training.step import TrainStep
+from minbert.training.stopping import Stop
 
 Scores = Mapping[str, Mapping[str, float]]
 """By split ("dev", "train") and task."""
@@ -111,9 +112,14 @@ class Trainer:
         self.rows = 0  # rows in them
         self.seconds = 0.0  # spent in earlier sessions of this run
         self.layers_trained: int | None = None  # of the encoder, from the top, its embeddings counted as one
+        self.stop = Stop()
+        self.unscored = False  # the evaluation after the last step was broken off
 
     def train(self, *, resume: bool = False) -> None:
-        """Run to the end, from the start or from the last checkpoint. Afterwards the model holds the last weights."""
+        """Run to the end, from the start or from the last checkpoint. Afterwards the model holds the last weights.
+
+        Ctrl-C ends it after the step that is under way, with a checkpoint; a second one at once, without.
+        """
         device = self.model.device
         devices = [device] if device.type == "cuda" else []
         # Dropout draws from torch's own generator: seeded here, put back after.
@@ -127,9 +133,11 @@ class Trainer:
             if resume:
                 self._restore()
             self.work.refresh()
-            log = MetricsLog(self.run, name=self.recipe.name, resume_at=self.step if resume else None)
+            resume_at = self.step if resume else None
+            log = MetricsLog(self.run, name=self.recipe.name, resume_at=resume_at, scored=not self.unscored)
             try:
-                self._loop(log)
+                with Stop() as self.stop:
+                    self._loop(log)
             finally:
                 log.close()
 
@@ -140,6 +148,10 @@ class Trainer:
             size = self.plan.epochs[epoch]
             skip = min(max(self.step - done_before, 0), size)
             done_before += size
+            if self.unscored and self.step <= done_before:  # where the session before was stopped
+                self._settle(log, epoch, evaluate=True, checkpoint=True)
+            if self.stop.asked:
+                return
             if skip == size or self.selection.exhausted:
                 continue  # done before this session began
             self._unfreeze(epoch)
@@ -153,11 +165,21 @@ class Trainer:
                 if checkpoint or self.step % training.log_every == 0:
                     record = self._log_losses(log, epoch)
                 self.watcher.stepped(self.step, record)
-                kept = self._evaluate(log, epoch) if evaluate else True
-                if checkpoint and kept:  # a model that was not kept comes up again when the run is resumed
-                    self._checkpoint(log)
+                self._settle(log, epoch, evaluate=bool(evaluate), checkpoint=bool(checkpoint))
+                if self.stop.asked:
+                    return
                 if self.selection.exhausted:
                     break
+
+    def _settle(self, log: MetricsLog, epoch: int, *, evaluate: bool, checkpoint: bool) -> None:
+        """What is due after a step, its evaluation and its checkpoint; and a checkpoint where the run is stopped."""
+        kept = self._evaluate(log, epoch) if evaluate else True
+        self.unscored = kept is None
+        if checkpoint and kept:  # a model that was not kept comes up again when the run is resumed
+            self._checkpoint(log)
+        elif self.unscored or (self.stop.asked and not checkpoint):
+            self._losses()  # a state that is good for nothing is not kept
+            self._checkpoint(log, stopped=True)
 
     def _train_step(self, batch: Any) -> None:
         """One batch and, every `accumulate` batches, a step of the optimizer."""
@@ -172,19 +194,10 @@ class Trainer:
 
     def _log_losses(self, log: MetricsLog, epoch: int) -> dict[str, Any] | None:
         """Mean loss of each task since the last line. The one place where the loop waits for the device."""
-        losses = {
-            task: total / rows
-            for task, (total, rows) in zip(self.work.places, self.work.totals.tolist(), strict=True)
-            if rows
-        }
+        losses = self._losses()
         self.work.totals.zero_()
         if not losses:
             return None
-        wrong = [task for task, loss in losses.items() if not math.isfinite(loss)]
-        if wrong:
-            good = list_checkpoints(self.run / "checkpoints")
-            last = f"; the last good checkpoint is {good[-1].name}" if good else ""
-            raise MinbertError(f"the loss of {wrong[0]} is {losses[wrong[0]]} at step {self.step}{last}")
         record = {
             "kind": "train",
             "step": self.step,
@@ -197,11 +210,28 @@ class Trainer:
         self._write(log, record)
         return record
 
-    def _evaluate(self, log: MetricsLog, epoch: int) -> bool:
-        """Score the model and keep it where it is the best so far; false if it should have been kept and was not."""
+    def _losses(self) -> dict[str, float]:
+        """Mean loss of each task since the last line of the log; one that is no number is an error."""
+        losses = {
+            task: total / rows
+            for task, (total, rows) in zip(self.work.places, self.work.totals.tolist(), strict=True)
+            if rows
+        }
+        wrong = [task for task, loss in losses.items() if not math.isfinite(loss)]
+        if wrong:
+            good = list_checkpoints(self.run / "checkpoints")
+            last = f"; the last good checkpoint is {good[-1].name}" if good else ""
+            raise MinbertError(f"the loss of {wrong[0]} is {losses[wrong[0]]} at step {self.step}{last}")
+        return losses
+
+    def _evaluate(self, log: MetricsLog, epoch: int) -> bool | None:
+        """Score the model and keep it where it is the best so far; false if it should have been kept and was not, None
+        if Ctrl-C came before it was scored: that may take minutes, and a run resumed begins with it."""
         self.model.eval()
         with self.averaged():
-            scores = self.evaluate(self.model)
+            scores = self.stop.unless_asked(lambda: self.evaluate(self.model))
+            if scores is None:
+                return None
             best_before, snapshots_before = dict(self.selection.best), self.selection.snapshots
             names = self.selection.update(scores["dev"])
             kept = [name for name in names if self._keep(name)]
@@ -239,8 +269,14 @@ class Trainer:
         except OSError as error:
             self.watcher.warn(f"metrics.jsonl not written at step {self.step} ({_reason(error)}); training goes on")
 
-    def _checkpoint(self, log: MetricsLog) -> None:
-        state = {"step": self.step, "rows": self.rows, "seconds": self.seconds, "selection": self.selection.state()}
+    def _checkpoint(self, log: MetricsLog, *, stopped: bool = False) -> None:
+        state = {
+            "step": self.step,
+            "rows": self.rows,
+            "seconds": self.seconds,
+            "selection": self.selection.state(),
+            "unscored": self.unscored,
+        }
         try:
             log.sync()
             save_checkpoint(
@@ -248,15 +284,17 @@ class Trainer:
                 self.step,
                 modules=self._modules(),
                 optimizer=self.optimizer,
-                tensors={"average": self.average, "rule": self._rule_state(), "gradient": self._gradients()},
+                tensors=self._tables(self._gradients()),
                 state=state,
                 keep=self.recipe.training.keep,
+                stopped=stopped,
             )
             self._remove_snapshots()
         except WRITE_ERRORS as error:
             good = [path.name for path in list_checkpoints(self.run / "checkpoints")]
             last = f"the last good one is {good[-1]}" if good else "there is none yet"
-            self.watcher.warn(f"checkpoint not saved at step {self.step} ({_reason(error)}); {last}; training goes on")
+            then = "the run ends" if stopped else "training goes on"
+            self.watcher.warn(f"checkpoint not saved at step {self.step} ({_reason(error)}); {last}; {then}")
 
     def _remove_snapshots(self) -> None:
         """Those that better ones have replaced; only now, when no checkpoint to resume from counts on them."""
@@ -276,10 +314,11 @@ class Trainer:
             found[-1],
             modules=self._modules(),
             optimizer=self.optimizer,
-            tensors={"average": self.average, "rule": self._rule_state(), "gradient": gradients},
+            tensors=self._tables(gradients),
         )
         self.step, self.rows, self.seconds = int(state["step"]), int(state["rows"]), float(state["seconds"])
         self.selection.restore(state["selection"])
+        self.unscored = bool(state.get("unscored"))
         self._remove_snapshots()  # where the end came before that
         for name, parameter in self._parameters():
             if name in gradients:  # one without a gradient stays so: the optimizer leaves it alone
@@ -287,6 +326,15 @@ class Trainer:
 
     def _modules(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model, "weighting": self.weighting}
+
+    def _tables(self, gradients: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint holds beside the modules and the optimizer's moments."""
+        return {
+            "average": self.average,
+            "rule": self._rule_state(),
+            "gradient": gradients,
+            "step": self.work.state(),
+        }
 
     def _rule_state(self) -> dict[str, Tensor]:
         return self.work.rule.state if isinstance(self.work.rule, Surgery) else {}
