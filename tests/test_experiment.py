@@ -257,6 +257,23 @@ def test_a_recipe_in_any_form(tiny_encoder: Path, small_data: Path, tmp_path: Pa
     assert runs[0].results["gap"] == {"sst": None}
 
 
+def test_training_rows_that_are_scored_beside_change_nothing_on_dev(
+    tiny_encoder: Path, small_data: Path, tmp_path: Path
+) -> None:
+    runs = [
+        train(
+            brief(tiny_encoder, training={"train_sample": rows}),
+            out=tmp_path / str(rows),
+            data=small_data,
+            device="cpu",
+        )
+        for rows in (0, 10)
+    ]
+    assert runs[0].results["dev"] == runs[1].results["dev"]  # their intervals too
+    assert runs[0].results["tuned_on_dev"] == runs[1].results["tuned_on_dev"]
+    assert runs[1].results["train"] and not runs[0].results["train"]
+
+
 def test_the_default_folder(
     tiny_encoder: Path, small_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -334,6 +334,7 @@ def test_a_result_of_another_recipe_does_not_count(papers: dict[str, Paper], rec
     (job,) = jobs_of(papers, "smith/2-mean")
     run_jobs([job], settings, Listener())
     assert is_done(job, settings)
+    assert is_done(job, replace(settings, sets=("training.train_sample=7",)))  # changes no score on dev
     assert not is_done(job, replace(settings, steps_cap=3))
     assert not is_done(job, replace(settings, sets=("training.epochs=3",)))
     path = recipes / "smith" / "2-mean.toml"
@@ -694,6 +695,59 @@ def test_the_page_has_their_numbers_ours_and_what_was_not_run(
     assert "Their test scores of [Mean](recipes/smith/2-mean.toml): SST 0.510, overall 0.610." in page
     assert "- [Mean](recipes/smith/2-mean.toml): A guess." in lines
     assert "**Not run yet.**" in page  # the other folder
+    assert "(section 3; `2-mean` over `1-plain`, by `model.pooling`)" in finding
+    assert "Overall: the mean of the three scores." in lines
+
+
+def test_the_page_says_what_concerns_all_rows_of_a_paper(
+    recipes: Path, settings: Settings, papers: dict[str, Paper], tmp_path: Path
+) -> None:
+    path = recipes / "smith" / "findings.toml"
+    path.write_text(path.read_text().replace("best =", 'notes = ["A sigmoid is assumed."]\nbest ='))
+    for row in ("1-plain", "2-mean", "3-other"):
+        place = recipes / "smith" / f"{row}.toml"
+        place.write_text(place.read_text().replace("[paper]\n", '[paper]\nrule = "2024"\n'))
+    run_jobs(jobs_of(papers, "smith"), settings, Listener())
+    for row, size in {"1-plain": 60, "2-mean": 60, "3-other": 120}.items():
+        rows = {"sts": {"rows": size}, "sst": {"rows": 50}}
+        written(jobs_of(papers, f"smith/{row}")[0], settings, data={"train": rows})
+    again = find_papers(recipes)
+    page = build_page(again, load_results(again, settings.results), tmp_path)
+    assert "- A sigmoid is assumed." in page
+    assert "r counts as (r + 1) / 2." in page
+    assert "Training rows, by row: STS 60 or 120, SST 50." in page
+
+
+def test_steps_of_stages_are_counted_apart_and_vectors_are_described(
+    papers: dict[str, Paper], recipes: Path, settings: Settings, tmp_path: Path
+) -> None:
+    path = recipes / "smith" / "2-mean.toml"
+    stage = '[[stages]]\nname = "first"\n[stages.tasks.mine]\nkind = "contrastive"\ntrain = "a.tsv"\ndev = "a.tsv"\n'
+    path.write_text(path.read_text() + stage)
+    run_jobs(jobs_of(papers, "smith", seeds=2), settings, Listener())
+    for row, values in {"1-plain": (0.3, -1.0), "2-mean": (0.1, -3.0), "3-other": (0.2, -2.0)}.items():
+        found = dict(zip(("alignment", "uniformity"), values, strict=True), vectors="mean")
+        for job in jobs_of(papers, f"smith/{row}", seeds=2):
+            written(job, settings, geometry={"sts": found}, stages={"first": {"steps": 489}} if row == "2-mean" else {})
+    lines = build_page(papers, load_results(papers, settings.results), tmp_path).splitlines()
+    (mean,) = [line for line in lines if "recipes/smith/2-mean.toml)**" in line]
+    assert mean.endswith("| 2 | 489 + 6 of 12 |")
+    described = [line for line in lines if line.endswith(" ± 0.000 |")]
+    assert described == [  # the one with the stage, and the row it was built on
+        "| 1-plain | STS | mean | 0.300 ± 0.000 | -1.000 ± 0.000 |",
+        "| 2-mean | STS | mean | 0.100 ± 0.000 | -3.000 ± 0.000 |",
+    ]
+
+
+def test_runs_that_differ_in_what_was_scored_beside_are_compared(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path
+) -> None:
+    jobs = jobs_of(papers, "smith", seeds=2)
+    run_jobs([job for job in jobs if job.row.name == "1-plain"], settings, Listener())
+    aside = replace(settings, sets=("training.train_sample=0",))
+    run_jobs([job for job in jobs if job.row.name == "2-mean"], aside, Listener())
+    page = build_page(papers, load_results(papers, settings.results), tmp_path)
+    assert "| tiny | 2 of 4 | 4 | 1 | 1 | 0 | 0 |" in page and "train_sample=0" not in page
 
 
 def test_runs_under_different_conditions_are_shown_but_not_compared(

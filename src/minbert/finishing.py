@@ -42,7 +42,7 @@ def finish(
         answer: the chosen model's outputs.
         done: what training took and left, for results.json.
     """
-    rng = np.random.default_rng([recipe.seed, 4])
+    rng, aside = np.random.default_rng([recipe.seed, 4]), np.random.default_rng([recipe.seed, 4, 1])  # of dev, of train
     dev: dict[str, Evaluation] = {}
     seen: dict[str, Evaluation] = {}
     decisions, tuned = {}, {}
@@ -55,7 +55,7 @@ def finish(
         write_predictions(folder, task, prepared.examples["dev"][task.name], dev[task.name])
         if task.name in sample:
             rows = sample[task.name]
-            seen[task.name] = evaluate_task(task, labels_of(rows), answer(rows), rng=rng, samples=200)
+            seen[task.name] = evaluate_task(task, labels_of(rows), answer(rows), rng=aside, samples=200)
     tasks = {task.name: task for task in recipe.tasks}
     scores = {name: found.score for name, found in dev.items()}
     results = {

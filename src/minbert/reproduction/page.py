@@ -90,7 +90,7 @@ class Found:
     @cached_property
     def sets(self) -> set[tuple[str, ...]]:
         """What was changed on the command line."""
-        return {tuple(one["reproduction"]["set"]) for one in self.by_seed.values()}
+        return {_told(one) for one in self.by_seed.values()}
 
     @cached_property
     def caps(self) -> set[int]:
@@ -107,7 +107,7 @@ class Found:
             elif len(caps) == 1 and longest_part(one) <= max(caps):
                 cap = max(caps)
             steps = f"at most {cap:,} steps a run" if cap else "whole runs"
-            found.add(steps + "".join(f", `{setting}`" for setting in one["reproduction"]["set"]))
+            found.add(steps + "".join(f", `{setting}`" for setting in _told(one)))
         return found
 
     @cached_property
@@ -122,6 +122,11 @@ class Found:
             except MinbertError:
                 return False
         return True
+
+
+def _told(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """What was changed for a run, but for the training rows that were scored beside: those change no score on dev."""
+    return tuple(one for one in result["reproduction"]["set"] if not one.startswith("training.train_sample="))
 
 
 NOT_COMPARED = "not compared"

@@ -149,16 +149,17 @@ def is_done(job: Job, settings: Settings) -> bool:
 
 
 def made_by(results: Mapping[str, Any], recipe: Recipe, settings: Settings) -> bool:
-    """Were these results made by this recipe, whatever has been written about it since? A run that no cap shortened is
-    one of every cap that would not have."""
+    """Were these results made by this recipe, whatever has been written about it since and however many training rows were
+    scored beside? A run that no cap shortened is one of every cap that would not have."""
     try:
         before = parse_recipe(results["recipe"])
     except (KeyError, MinbertError):  # of a version whose recipes said other things
         return False
     now = replace(_portable(recipe, settings), about=before.about)
+    same: dict[str, Any] = {"train_sample": 0}
     if not was_cut(results) and (not settings.steps_cap or longest_part(results) <= settings.steps_cap):
-        before, now = _uncapped(before), _uncapped(now)
-    return not differences(now, before)
+        same["max_steps"] = 0
+    return not differences(_trained_with(now, **same), _trained_with(before, **same))
 
 
 def was_cut(results: Mapping[str, Any]) -> bool:
@@ -177,9 +178,10 @@ def longest_part(results: Mapping[str, Any]) -> float:
     )
 
 
-def _uncapped(recipe: Recipe) -> Recipe:
-    stages = tuple(replace(stage, training=replace(stage.training, max_steps=0)) for stage in recipe.stages)
-    return replace(recipe, training=replace(recipe.training, max_steps=0), stages=stages)
+def _trained_with(recipe: Recipe, **training: Any) -> Recipe:
+    """With these settings of the training, and of that of each stage."""
+    stages = tuple(replace(stage, training=replace(stage.training, **training)) for stage in recipe.stages)
+    return replace(recipe, training=replace(recipe.training, **training), stages=stages)
 
 
 def _portable(recipe: Recipe, settings: Settings) -> Recipe:
