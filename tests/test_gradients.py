@@ -165,6 +165,23 @@ def test_opposite_gradients_leave_nothing() -> None:
     assert np.isfinite(after).all()
 
 
+def test_goals_that_follow_at_once_may_be_straight_lines() -> None:
+    """A pair in one line sets a goal of 1, and no finite part of another gradient turns one that far."""
+    rule, line = GradVac([], "abc", seed=1, beta=1.0), np.array([[1.0, 0], [3, 0], [0, 1]])
+    found = [rule.weigh(dots(vectors), "abc", np.random.default_rng(0)) for vectors in (line, some(3), line, some(3))]
+    assert np.isfinite(found).all()
+    assert rule.state["goals"].isfinite().all()
+
+
+@pytest.mark.parametrize("goal", [1.0, 1 + 1e-15])
+def test_a_pair_is_turned_until_it_is_nearly_straight(goal: float) -> None:
+    """Rounding can leave a goal above 1."""
+    weights, after = turn_to_goals(np.eye(2), [[1], [0]], np.array([[0.0, goal], [0.0, 0.0]]), beta=0.5)
+    turned = weights - [0, 1]
+    assert turned[1] / np.linalg.norm(turned) == pytest.approx(1 - 1e-6, abs=1e-12)
+    assert after[0, 1] == pytest.approx(goal / 2)
+
+
 def test_goals_belong_to_tasks_not_to_places() -> None:
     rule = GradVac([], ["a", "b", "c"], seed=1, beta=0.5)
     rule.weigh(np.array([[1.0, 0.8], [0.8, 1.0]]), ["a", "c"], np.random.default_rng(0))

@@ -35,6 +35,7 @@ from minbert.model.multitask import MultitaskModel
 GradientRule = Callable[[Mapping[str, Tensor]], None]
 SURGERY = 5  # what a generator is for; 1 and 2 are the samplers', 3 and 4 the experiment's
 BLOCK = 1 << 14  # products of so many float32 numbers are added in float32, their sums in float64
+STRAIGHT = 1 - 1e-6  # the cosine that GradVac turns a pair up to, at most: 0.08 degrees
 SWEEPS = 200  # of CAGrad's search, at most
 
 
@@ -157,7 +158,8 @@ class GradVac(Surgery):
     """PCGrad with a goal of its own for every ordered pair of tasks, instead of a right angle: the moving average of
     the cosines that were seen, from 0. A pair below its goal is turned up to it.
 
-    One goal for all shared parameters together; the paper has one for each layer.
+    One goal for all shared parameters together; the paper has one for each layer. A goal of 1 would take endlessly much
+    of the other gradient, so a pair is turned up to `STRAIGHT` at most.
 
     Args:
         beta: how fast the goals follow.
@@ -222,9 +224,10 @@ def turn_to_goals(
                 continue
             cosine = float(np.clip(parts[task] @ gram[:, other] / (length * lengths[other]), -1, 1))
             goal = goals[task, other]
-            if cosine < goal:
-                sine, goal_sine = math.sqrt(1 - cosine**2), math.sqrt(1 - goal**2)
-                parts[task, other] += length * (goal * sine - cosine * goal_sine) / (lengths[other] * goal_sine)
+            aim = min(goal, STRAIGHT)
+            if cosine < aim:
+                sine, aim_sine = math.sqrt(1 - cosine**2), math.sqrt(1 - aim**2)
+                parts[task, other] += length * (aim * sine - cosine * aim_sine) / (lengths[other] * aim_sine)
             after[task, other] += beta * (cosine - goal)
     return parts.sum(axis=0), after
 
