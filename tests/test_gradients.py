@@ -29,6 +29,7 @@ from minbert.training.gradients import (
     Surgery,
     add_gradients,
     avert_conflicts,
+    duality_gap,
     gram_matrix,
     make_rule,
     project_conflicts,
@@ -246,6 +247,86 @@ def test_no_direction_in_the_ball_is_better_for_the_worst_off(c: float) -> None:
         tried = rng.normal(size=(20_000, 3))
         tried = mean + radius * tried / np.linalg.norm(tried, axis=1, keepdims=True)
         assert (tried @ vectors.T).min(axis=1).max() <= (vectors @ found).min() + 1e-9
+
+
+def test_three_can_move_where_no_pair_can() -> None:
+    """(2, 2), (0, -1) and (-2, 2): the mean is (0, 1), and moving weight in pairs ends where the mixture is 0. From there
+    the first and the third have to give to the second at once; with c = 0.9 it has all in the end, and a tenth is left.
+    """
+    vectors = np.array([[2.0, 2.0], [0.0, -1.0], [-2.0, 2.0]])
+    assert solve_dual(dots(vectors), 0.9) == pytest.approx([0, 1, 0], abs=1e-9)
+    assert avert_conflicts(dots(vectors), 0.9) @ vectors / 3 == pytest.approx([0, 0.1])
+
+
+DEGENERATE: dict[str, Callable[[Vectors], Any]] = {
+    "independent": lambda vectors: vectors,
+    "in a plane": lambda vectors: vectors[:, :2],
+    "on a line": lambda vectors: vectors[:, :1],
+    "the same twice": lambda vectors: [vectors[1], *vectors[1:]],
+    "opposite": lambda vectors: [-2 * vectors[1], *vectors[1:]],
+    "nearly opposite": lambda vectors: [-2 * vectors[1] + 1e-5 * vectors[0], *vectors[1:]],
+    "nought": lambda vectors: [0 * vectors[0], *vectors[1:]],
+    "cancelling out": lambda vectors: [-1.001 * vectors[1:].sum(axis=0), *vectors[1:]],
+    "of all lengths": lambda vectors: vectors * 10.0 ** np.arange(len(vectors))[:, None],
+    "rounded": lambda vectors: vectors[:, :2].astype(np.float16),
+}
+
+
+def duals(kind: str, tasks: Sequence[int], count: int) -> Iterator[tuple[Vectors, float, Vectors]]:
+    """Dot products and radius of random gradients, divided by the largest square, with the mixture for them."""
+    for seed in range(count):
+        gram = dots(DEGENERATE[kind](some(tasks[seed % len(tasks)], seed=seed)))
+        gram /= gram.diagonal().max()
+        radius = (0.3, 0.6, 0.9, 0.99)[seed // 3 % 4] * math.sqrt(gram.mean().clip(min=0))
+        mixture = solve_dual(gram, radius)
+        assert mixture.min() >= 0
+        assert mixture.sum() == pytest.approx(1)
+        yield gram, radius, mixture
+
+
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_no_mixture_of_three_is_better(kind: str) -> None:
+    """All in steps of 1/80, and then around the best of them."""
+    sides = np.array([(one, other, 80 - one - other) for one in range(81) for other in range(81 - one)]) / 80
+    for gram, radius, mixture in duals(kind, [3], 200):
+        best = np.full(3, 1 / 3)
+        for size in (1.0, 0.1, 0.01):
+            tried = np.clip((1 - size) * best + size * sides, 0, 1)
+            lengths = np.sqrt(np.einsum("ni,ij,nj->n", tried, gram, tried).clip(min=0))
+            best = tried[(tried @ gram.mean(axis=1) + radius * lengths).argmin()]
+        assert dual(gram, radius, mixture) <= dual(gram, radius, best) + 1e-8
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_scipy_finds_no_better_mixture(kind: str) -> None:
+    from scipy.optimize import minimize
+
+    for gram, radius, mixture in duals(kind, [3, 4, 5, 6], 100):
+        mean, ones = gram.mean(axis=1), np.ones(len(gram))
+
+        def slopes(found: Vectors, gram: Vectors = gram, radius: float = radius, mean: Vectors = mean) -> Vectors:
+            return mean + radius * (gram @ found) / math.sqrt(max(1e-30, found @ gram @ found))
+
+        theirs = minimize(
+            lambda found, gram=gram, radius=radius: dual(gram, radius, found),
+            ones / len(gram),
+            jac=slopes,
+            method="SLSQP",
+            bounds=[(0, 1)] * len(gram),
+            constraints={"type": "eq", "fun": lambda found: found.sum() - 1, "jac": lambda _, ones=ones: ones},
+            options={"ftol": 1e-14, "maxiter": 1000},
+        )
+        best = theirs.x.clip(0, 1) / theirs.x.clip(0, 1).sum()
+        assert dual(gram, radius, mixture) <= dual(gram, radius, best) + 1e-8
+
+
+def test_the_gap_says_how_far_a_mixture_is_off() -> None:
+    for gram, radius, mixture in duals("independent", [3, 5], 100):
+        rough = np.full(len(gram), 1 / len(gram))
+        less = dual(gram, radius, rough) - dual(gram, radius, mixture)
+        assert 0 <= less <= duality_gap(gram, radius, rough) + 1e-12
+        assert abs(duality_gap(gram, radius, mixture)) < 1e-8
 
 
 def test_cagrad_does_not_care_about_the_order_of_tasks() -> None:
@@ -654,7 +735,8 @@ def test_steps_of_several_tasks_are_not(kind: str) -> None:
     [
         ({"gradients": "pcgrad"}, "with one task, sst; expected several tasks in a step"),
         ({"gradients": "pcgard"}, 'did you mean "pcgrad"'),
-        ({"cagrad_c": -0.1}, "training.cagrad_c is -0.1; expected 0 to 10"),
+        ({"cagrad_c": -0.1}, "training.cagrad_c is -0.1; expected 0 to 0.999999"),
+        ({"cagrad_c": 1}, "training.cagrad_c is 1.0; expected 0 to 0.999999"),
         ({"gradvac_beta": 1.5}, "training.gradvac_beta is 1.5; expected 0 to 1"),
     ],
 )

@@ -37,6 +37,7 @@ SURGERY = 5  # what a generator is for; 1 and 2 are the samplers', 3 and 4 the e
 BLOCK = 1 << 14  # products of so many float32 numbers are added in float32, their sums in float64
 STRAIGHT = 1 - 1e-6  # the cosine that GradVac turns a pair up to, at most: 0.08 degrees
 SWEEPS = 200  # of CAGrad's search, at most
+GAP = 1e-9  # what CAGrad's mixture may be off its best, in squares of the longest gradient
 
 
 def add_gradients(losses: Mapping[str, Tensor]) -> None:
@@ -184,7 +185,7 @@ class CAGrad(Surgery):
     The authors' code divides d by 1 + c^2 afterwards, their paper does not; nor do we.
 
     Args:
-        c: 0 is the plain sum; towards 1 and beyond, the worst-off task decides.
+        c: 0 is the plain sum; towards 1, which it has to be below, the worst-off task decides.
     """
 
     def __init__(self, shared: Iterable[Parameter], tasks: Iterable[str], *, seed: int, c: float = 0.5) -> None:
@@ -246,9 +247,32 @@ def avert_conflicts(gram: NDArray[np.float64], c: float) -> NDArray[np.float64]:
 def solve_dual(gram: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
     """The mixture w, on the simplex, with the least gw . g0 + radius |gw|.
 
-    Weight is moved between two tasks at a time to where it is best, which has a closed form, until nothing moves: exact
-    for two tasks, a few sweeps for more, and no rate to choose (the authors call scipy's SLSQP).
+    Moving weight in pairs is exact for two tasks, and nearly always soon there for more. But where gradients of three
+    tasks or more nearly cancel out, |gw| has a kink, on which no pair can move though three tasks together could. There
+    the duality gap stays open, and a method without kinks takes over.
     """
+    mixture = _move_pairs(gram, radius)
+    if len(gram) > 2 and duality_gap(gram, radius, mixture) > GAP * gram.diagonal().max():
+        mixture = min(mixture, _follow_path(gram, radius), key=lambda found: _dual(gram, radius, found))
+    return mixture
+
+
+def duality_gap(gram: NDArray[np.float64], radius: float, mixture: NDArray[np.float64]) -> float:
+    """How much less than this mixture's the least may be, at most: the difference to the worst-off task's dot product
+    with the direction, which is never above the least."""
+    products = gram @ mixture
+    length = math.sqrt(max(0.0, float(mixture @ products)))
+    slopes = gram.mean(axis=1) + (radius / length * products if length > 0 else 0)
+    return float(mixture @ slopes - slopes.min())
+
+
+def _dual(gram: NDArray[np.float64], radius: float, mixture: NDArray[np.float64]) -> float:
+    return float(mixture @ gram.mean(axis=1)) + radius * math.sqrt(max(0.0, float(mixture @ gram @ mixture)))
+
+
+def _move_pairs(gram: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
+    """Weight is moved between two tasks at a time to where it is best, which has a closed form, until nothing moves: no
+    rate to choose (the authors call scipy's SLSQP)."""
     mixture = np.full(len(gram), 1 / len(gram))
     to_mean = gram.mean(axis=1)
     for _ in range(SWEEPS):
@@ -273,6 +297,42 @@ def solve_dual(gram: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
             moved = max(moved, abs(delta))
         if moved < 1e-12:
             break
+    return mixture
+
+
+def _follow_path(gram: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
+    """The same by an interior-point method, for any number of tasks and any dot products: some 60 Newton steps.
+
+    With t for |gw|, minimize gw . g0 + radius t - mu (log(t^2 - |gw|^2) + sum(log w)) for ever smaller mu. The best t is
+    (mu + root) / radius, root^2 = mu^2 + radius^2 |gw|^2. Steps damped by 1 / (1 + decrement) never leave the simplex
+    (Nesterov 2004, section 4.1.5), and at the end the value is within (tasks + 2) mu of the least.
+    """
+    tasks, scale = len(gram), gram.diagonal().max()
+    values, axes = np.linalg.eigh(gram / scale)
+    vectors = axes * np.sqrt(values.clip(min=0))  # (tasks, tasks), with these dot products
+    mean, radius = vectors.mean(axis=0), radius / math.sqrt(scale)
+    mixture, mu = np.full(tasks, 1 / tasks), 1.0
+    while mu > 1e-3 * GAP:
+        mu /= 8
+        for _ in range(50):  # it takes a few
+            mixed = mixture @ vectors
+            root = math.sqrt(mu**2 + radius**2 * (mixed @ mixed))
+            pull = radius**2 / (mu + root)
+            # The step is in units of the weights, so that those near 0 do no harm, and within the plane where their sum stays
+            plane = np.linalg.svd(mixture[None])[2][1:]
+            slope = plane @ (mixture * (vectors @ (mean + pull * mixed)) - mu)
+            # Its second derivative is pull * (1 - pull / root * mixed mixed^T), between the vectors. The root of that, since
+            # the smallest curvature would be lost beside the largest; 1 - pull / root * |mixed|^2 is mu / root
+            shrink = pull / root / (1 + math.sqrt(mu / root))
+            scaled = plane * mixture @ vectors
+            bend = math.sqrt(pull) * (scaled - shrink * np.outer(scaled @ mixed, mixed))
+            turn, sizes, _ = np.linalg.svd(bend)
+            along, curvature = turn.T @ slope, sizes**2 + mu
+            decrement = math.sqrt(along**2 @ (1 / curvature) / mu)
+            mixture = mixture * (1 - (along / curvature) @ turn.T @ plane / (1 + decrement))
+            mixture /= mixture.sum()
+            if decrement < 0.1:
+                break
     return mixture
 
 
