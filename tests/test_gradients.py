@@ -493,6 +493,24 @@ def test_it_adds_to_what_is_there(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", RULES)
+def test_a_step_of_one_task_is_its_gradient(kind: str) -> None:
+    """It counts as a step, and teaches the rule nothing."""
+    model = Small("abc")
+    alone = by_task(model)["b"]
+    model.zero_grad()
+    rule = RULES[kind](model.shared(), "abc", seed=1)
+    before = {name: value.clone() for name, value in rule.state.items()}
+    for number in (1, 2):
+        rule(Later({"b": lambda: model.loss("b")}))
+        for name, value in model.grads().items():
+            assert (value is None) == (alone[name] is None)
+            if value is not None:
+                torch.testing.assert_close(value, number * alone[name], rtol=0, atol=0)
+    assert rule.state.pop("steps") == before.pop("steps") + 2
+    assert all(torch.equal(rule.state[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("kind", RULES)
 def test_losses_divided_by_the_tasks_are_the_mean(kind: str) -> None:
     model = Small("abc")
     total = gradients_of(RULES[kind](model.shared(), "abc", seed=1), model)
@@ -542,37 +560,83 @@ def test_a_task_is_over_before_the_next_begins() -> None:
     assert len(alive) == 3
 
 
-def test_memory_is_a_row_for_each_task_and_one_gradient() -> None:
-    """Every tensor of the shared layer's size, counted whenever a task is through and before they are combined."""
-    size = 1 << 20
-    body = nn.Parameter(torch.ones(size))
-    tasks = "abcd"
-    rule = PCGrad([body], tasks, seed=1)
-    losses = Later({task: lambda place=place: (body[place:] * (place - 1.5)).sum() for place, task in enumerate(tasks)})
-    rule(losses)
-    assert rule.rows.numel() == len(tasks) * size
-    kept = rule.rows.data_ptr()
-    body.grad = None
-    highest = 0
+class Parts:
+    """An encoder of eight equal parameters, a megabyte in all, and three tasks, whose backward passes take no more than
+    their gradients do. Tasks b and c do not reach the first few parameters."""
 
-    def count() -> int:
-        tensors = [item for item in gc.get_objects() if isinstance(item, Tensor) and item is not body]
-        storages = [item.untyped_storage() for item in tensors if item.device.type == "cpu"]
-        return sum({held.data_ptr(): held.nbytes() // (4 * size) for held in storages}.values())
+    size = 1 << 18
 
-    for name in ("_collect", "combine"):
-        original = getattr(rule, name)
+    def __init__(self, kind: str, only_a: int = 0) -> None:
+        self.parameters = [nn.Parameter(torch.ones(self.size // 8)) for _ in range(8)]
+        self.rule, self.only_a = RULES[kind](self.parameters, "abc", seed=1), only_a
 
-        def noted(*given: Any, original: Any = original) -> Any:
-            nonlocal highest
-            assert body.grad is not None
-            highest = max(highest, count())
-            return original(*given)
+    def loss(self, task: str) -> Tensor:
+        reached = list(enumerate(self.parameters))[0 if task == "a" else self.only_a :]
+        return torch.stack([parameter.sum() * math.sin(ord(task) * place + 1) for place, parameter in reached]).sum()
 
-        setattr(rule, name, noted)
-    rule(losses)
-    assert rule.rows.data_ptr() == kept, "the rows are used again"
-    assert highest == len(tasks) + 1
+    def clear(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def run(self, steps: Sequence[str], accumulate: int = 1) -> None:
+        """Batches of these tasks."""
+        for number, tasks in enumerate(steps, start=1):
+            self.rule(Later({task: lambda task=task: self.loss(task) for task in tasks}))
+            assert self.parameters[-1].grad is not None
+            if number % accumulate == 0:
+                self.clear()
+
+
+def encoders(work: Callable[[], object]) -> float:
+    """The most memory, of all that was allocated since the beginning, that was in use at a time, within operations too:
+    in gradients of the whole encoder, what is small rounded away."""
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        work()
+    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return round(max(itertools.accumulate((event.nbytes() for event in events), initial=0)) / (4 * Parts.size), 1)
+
+
+@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("only_a", [0, 3])
+@pytest.mark.parametrize(
+    ("steps", "accumulate"),
+    [
+        (["abc", "abc", "abc"], 1),
+        (["abc", "abc", "abc"], 3),
+        (["abc", "b", "a", "abc"], 1),
+        (["abc", "b", "ca", "a", "c", "abc"], 6),
+        (["a", "ab", "abc", "bc"], 2),
+    ],
+)
+def test_memory_is_a_row_for_each_task_and_one_gradient(
+    kind: str, only_a: int, steps: list[str], accumulate: int
+) -> None:
+    parts = Parts(kind, only_a)
+    highest = encoders(lambda: parts.run(steps, accumulate))
+    assert parts.rule.rows.numel() == 3 * parts.size
+    assert highest == 3 + 1
+    kept = parts.rule.rows.data_ptr()
+    parts.run(["abc"])
+    assert parts.rule.rows.data_ptr() == kept, "the rows are used again"
+
+
+def test_memory_of_a_step_of_one_task_is_its_gradient() -> None:
+    parts = Parts("pcgrad")
+    assert encoders(lambda: parts.run(["b"])) == 1
+
+
+@pytest.mark.parametrize("tasks", ["a", "b", "ab", "abc"])
+def test_memory_of_gradients_that_were_taken_one_by_one(tasks: str) -> None:
+    """As `task_graphs.py` does it: what only task a reaches is there once more, if others are beside it."""
+    parts = Parts("pcgrad", only_a=3)
+    parts.rule.lay_out()
+    reached = []
+    for row, task in enumerate(tasks):
+        reached.append(parts.rule.take(row, parts.loss(task)))
+        assert all(parameter.grad is None for parameter in parts.parameters)
+    apart = 3 / 8 if len(tasks) > 1 else 0
+    assert encoders(lambda: parts.rule.combine(list(tasks), np.array(reached))) == round(apart, 1)
 
 
 @pytest.mark.gpu

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -51,9 +51,10 @@ class Surgery(ABC):
     Surgery is on the shared parameters that several tasks of the step reach. All others (heads, learned loss weights, a
     pooler that only one task reads) have the gradient of their one task, untouched, and no part in the angles.
 
-    Memory: a row of shared parameters for each task, kept from step to step, and the gradient of the task at hand.
-    `retain_graph` is never needed. The matrix of dot products is read back from the device, so a step waits once, and
-    no CUDA graph can hold it whole; its passes can be held (`task_graphs.py`).
+    Memory: a row of shared parameters for each task, kept from step to step, and one gradient: of the task at hand, then
+    the result. So it is with gradients of earlier batches too: they wait in the last task's row until its turn comes.
+    A step of one task takes no rows. `retain_graph` is never needed. The matrix of dot products is read back from the
+    device, so a step waits once, and no CUDA graph can hold it whole; its passes can be held (`task_graphs.py`).
 
     Args:
         shared: the parameters that several tasks may reach.
@@ -70,15 +71,22 @@ class Surgery(ABC):
         self.laid_out: list[Parameter] = []  # for these
 
     def __call__(self, losses: Mapping[str, Tensor]) -> None:
+        if len(losses) == 1:  # there is nothing to weigh it against
+            _backward(*losses.values())
+            self.state["steps"] += 1
+            return
         self.lay_out()
-        waiting = [parameter.grad for parameter in self.laid_out]
-        reached = np.array([self.take(row, losses[task]) for row, task in enumerate(losses)], dtype=bool)
-        self.combine(list(losses), reached)
-        for place, (parameter, before) in enumerate(zip(self.laid_out, waiting, strict=True)):
-            parameter.grad = before
-            if reached[:, place].any():
-                found = self.views[0][place]
-                parameter.grad = found.clone() if before is None else before.add_(found)
+        last = len(losses) - 1
+        waiting = self._put_aside(last)
+        reached = np.array(
+            [self.take(row, losses[task], waiting if row == last else ()) for row, task in enumerate(losses)],
+            dtype=bool,
+        )
+        for place, own in self._of_one_task(reached):
+            self._add(place, own)
+        self._sum_up(list(losses))
+        for place in np.flatnonzero(reached.sum(axis=0) > 1).tolist():
+            self._add(place, self.views[0][place])
 
     def lay_out(self) -> None:
         """A row for each task, of what learns now; in another epoch it may be more."""
@@ -96,46 +104,80 @@ class Surgery(ABC):
         ]
         self.laid_out = learning
 
-    def take(self, row: int, loss: Tensor) -> list[bool]:
-        """The gradient of a task's loss into a row, 0 where it has none; which of `laid_out` it reaches."""
+    def take(self, row: int, loss: Tensor, waiting: Sequence[bool] = ()) -> list[bool]:
+        """The gradient of a task's loss into a row, 0 where it has none; which of `laid_out` it reaches.
+
+        No parameter has a gradient afterwards, but for those that are `waiting`: they have what was in the row.
+        """
         for parameter in self.laid_out:
             parameter.grad = None
         _backward(loss)
-        return self._collect(row)
+        found, missing = [], []
+        reached = [parameter.grad is not None for parameter in self.laid_out]
+        for place, (parameter, view) in enumerate(zip(self.laid_out, self.views[row], strict=True)):
+            if waiting and waiting[place]:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                _swap(parameter.grad, view)
+            elif parameter.grad is not None:
+                found.append((view, parameter.grad))
+                parameter.grad = None
+            else:
+                missing.append(view)
+        if found:
+            torch._foreach_copy_([view for view, _ in found], [grad for _, grad in found])
+        if missing:
+            torch._foreach_zero_(missing)
+        return reached
 
     def combine(self, tasks: Sequence[str], reached: NDArray[np.bool_]) -> None:
-        """The result for the tasks whose gradients were taken, in the first row.
+        """The result for the tasks whose gradients were taken, in the first row. What only one of several tasks reaches
+        takes its memory twice meanwhile.
 
         Args:
             tasks: of the rows.
             reached: (tasks, parameters), as `take` says.
         """
-        alone = []
-        for place in np.flatnonzero(reached.sum(axis=0) == 1).tolist():  # only one task has a gradient
-            view = self.views[int(reached[:, place].argmax())][place]
-            alone.append((self.views[0][place], view.clone()))
-            view.zero_()
-        first, *others = self.rows[: len(tasks)]
-        weights = self._weights(tasks)
-        first.mul_(weights[0])
-        for row, weight in zip(others, weights[1:], strict=True):
-            first.add_(row, alpha=weight)
-        for view, own in alone:
+        if len(tasks) == 1:  # it is there
+            self.state["steps"] += 1
+            return
+        apart = [(self.views[0][place], own.clone()) for place, own in self._of_one_task(reached)]
+        self._sum_up(tasks)
+        for view, own in apart:
             view.copy_(own)
 
     @abstractmethod
     def weigh(self, gram: NDArray[np.float64], tasks: Sequence[str], rng: np.random.Generator) -> NDArray[np.float64]:
         """The factor of each task's gradient in the result, (tasks,), from the gradients' dot products."""
 
-    def _collect(self, row: int) -> list[bool]:
+    def _put_aside(self, row: int) -> list[bool]:
+        """The gradients that are there, of earlier batches, into a row; which of `laid_out` have one."""
         pairs = list(zip(self.laid_out, self.views[row], strict=True))
-        found = [(view, parameter.grad) for parameter, view in pairs if parameter.grad is not None]
-        missing = [view for parameter, view in pairs if parameter.grad is None]
-        if found:
-            torch._foreach_copy_([view for view, _ in found], [grad for _, grad in found])
-        if missing:
-            torch._foreach_zero_(missing)
-        return [parameter.grad is not None for parameter in self.laid_out]
+        held = [(view, parameter.grad) for parameter, view in pairs if parameter.grad is not None]
+        if held:
+            torch._foreach_copy_([view for view, _ in held], [grad for _, grad in held])
+        waiting = [parameter.grad is not None for parameter in self.laid_out]
+        for parameter in self.laid_out:
+            parameter.grad = None
+        return waiting
+
+    def _of_one_task(self, reached: NDArray[np.bool_]) -> Iterator[tuple[int, Tensor]]:
+        """The places that only one task has a gradient for, each with that; it is 0 when the next is asked for."""
+        for place in np.flatnonzero(reached.sum(axis=0) == 1).tolist():
+            view = self.views[int(reached[:, place].argmax())][place]
+            yield place, view
+            view.zero_()
+
+    def _add(self, place: int, found: Tensor) -> None:
+        parameter = self.laid_out[place]
+        parameter.grad = found.clone() if parameter.grad is None else parameter.grad.add_(found)
+
+    def _sum_up(self, tasks: Sequence[str]) -> None:
+        """The weighted sum of the rows, in the first."""
+        first, *others = self.rows[: len(tasks)]
+        weights = self._weights(tasks)
+        first.mul_(weights[0])
+        for row, weight in zip(others, weights[1:], strict=True):
+            first.add_(row, alpha=weight)
 
     def _weights(self, tasks: Sequence[str]) -> list[float]:
         gram = gram_matrix(self.rows[: len(tasks)])
@@ -363,3 +405,12 @@ def make_rule(recipe: Recipe, model: MultitaskModel) -> GradientRule:
 def _backward(loss: Tensor) -> None:
     if loss.requires_grad:  # not so where nothing learns: a cosine head on a frozen encoder
         loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _swap(one: Tensor, other: Tensor) -> None:
+    """Each gets the other's numbers, bit for bit and in no other memory: a ^ b ^ b is a."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
+    one, other = one.view(whole), other.view(whole)
+    one.bitwise_xor_(other)
+    other.bitwise_xor_(one)
+    one.bitwise_xor_(other)
