@@ -29,6 +29,7 @@ from minbert.training.gradients import (
     Surgery,
     add_gradients,
     avert_conflicts,
+    duality_gap,
     gram_matrix,
     make_rule,
     project_conflicts,
@@ -165,6 +166,23 @@ def test_opposite_gradients_leave_nothing() -> None:
     assert np.isfinite(after).all()
 
 
+def test_goals_that_follow_at_once_may_be_straight_lines() -> None:
+    """A pair in one line sets a goal of 1, and no finite part of another gradient turns one that far."""
+    rule, line = GradVac([], "abc", seed=1, beta=1.0), np.array([[1.0, 0], [3, 0], [0, 1]])
+    found = [rule.weigh(dots(vectors), "abc", np.random.default_rng(0)) for vectors in (line, some(3), line, some(3))]
+    assert np.isfinite(found).all()
+    assert rule.state["goals"].isfinite().all()
+
+
+@pytest.mark.parametrize("goal", [1.0, 1 + 1e-15])
+def test_a_pair_is_turned_until_it_is_nearly_straight(goal: float) -> None:
+    """Rounding can leave a goal above 1."""
+    weights, after = turn_to_goals(np.eye(2), [[1], [0]], np.array([[0.0, goal], [0.0, 0.0]]), beta=0.5)
+    turned = weights - [0, 1]
+    assert turned[1] / np.linalg.norm(turned) == pytest.approx(1 - 1e-6, abs=1e-12)
+    assert after[0, 1] == pytest.approx(goal / 2)
+
+
 def test_goals_belong_to_tasks_not_to_places() -> None:
     rule = GradVac([], ["a", "b", "c"], seed=1, beta=0.5)
     rule.weigh(np.array([[1.0, 0.8], [0.8, 1.0]]), ["a", "c"], np.random.default_rng(0))
@@ -229,6 +247,86 @@ def test_no_direction_in_the_ball_is_better_for_the_worst_off(c: float) -> None:
         tried = rng.normal(size=(20_000, 3))
         tried = mean + radius * tried / np.linalg.norm(tried, axis=1, keepdims=True)
         assert (tried @ vectors.T).min(axis=1).max() <= (vectors @ found).min() + 1e-9
+
+
+def test_three_can_move_where_no_pair_can() -> None:
+    """(2, 2), (0, -1) and (-2, 2): the mean is (0, 1), and moving weight in pairs ends where the mixture is 0. From there
+    the first and the third have to give to the second at once; with c = 0.9 it has all in the end, and a tenth is left.
+    """
+    vectors = np.array([[2.0, 2.0], [0.0, -1.0], [-2.0, 2.0]])
+    assert solve_dual(dots(vectors), 0.9) == pytest.approx([0, 1, 0], abs=1e-9)
+    assert avert_conflicts(dots(vectors), 0.9) @ vectors / 3 == pytest.approx([0, 0.1])
+
+
+DEGENERATE: dict[str, Callable[[Vectors], Any]] = {
+    "independent": lambda vectors: vectors,
+    "in a plane": lambda vectors: vectors[:, :2],
+    "on a line": lambda vectors: vectors[:, :1],
+    "the same twice": lambda vectors: [vectors[1], *vectors[1:]],
+    "opposite": lambda vectors: [-2 * vectors[1], *vectors[1:]],
+    "nearly opposite": lambda vectors: [-2 * vectors[1] + 1e-5 * vectors[0], *vectors[1:]],
+    "nought": lambda vectors: [0 * vectors[0], *vectors[1:]],
+    "cancelling out": lambda vectors: [-1.001 * vectors[1:].sum(axis=0), *vectors[1:]],
+    "of all lengths": lambda vectors: vectors * 10.0 ** np.arange(len(vectors))[:, None],
+    "rounded": lambda vectors: vectors[:, :2].astype(np.float16),
+}
+
+
+def duals(kind: str, tasks: Sequence[int], count: int) -> Iterator[tuple[Vectors, float, Vectors]]:
+    """Dot products and radius of random gradients, divided by the largest square, with the mixture for them."""
+    for seed in range(count):
+        gram = dots(DEGENERATE[kind](some(tasks[seed % len(tasks)], seed=seed)))
+        gram /= gram.diagonal().max()
+        radius = (0.3, 0.6, 0.9, 0.99)[seed // 3 % 4] * math.sqrt(gram.mean().clip(min=0))
+        mixture = solve_dual(gram, radius)
+        assert mixture.min() >= 0
+        assert mixture.sum() == pytest.approx(1)
+        yield gram, radius, mixture
+
+
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_no_mixture_of_three_is_better(kind: str) -> None:
+    """All in steps of 1/80, and then around the best of them."""
+    sides = np.array([(one, other, 80 - one - other) for one in range(81) for other in range(81 - one)]) / 80
+    for gram, radius, mixture in duals(kind, [3], 200):
+        best = np.full(3, 1 / 3)
+        for size in (1.0, 0.1, 0.01):
+            tried = np.clip((1 - size) * best + size * sides, 0, 1)
+            lengths = np.sqrt(np.einsum("ni,ij,nj->n", tried, gram, tried).clip(min=0))
+            best = tried[(tried @ gram.mean(axis=1) + radius * lengths).argmin()]
+        assert dual(gram, radius, mixture) <= dual(gram, radius, best) + 1e-8
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_scipy_finds_no_better_mixture(kind: str) -> None:
+    from scipy.optimize import minimize
+
+    for gram, radius, mixture in duals(kind, [3, 4, 5, 6], 100):
+        mean, ones = gram.mean(axis=1), np.ones(len(gram))
+
+        def slopes(found: Vectors, gram: Vectors = gram, radius: float = radius, mean: Vectors = mean) -> Vectors:
+            return mean + radius * (gram @ found) / math.sqrt(max(1e-30, found @ gram @ found))
+
+        theirs = minimize(
+            lambda found, gram=gram, radius=radius: dual(gram, radius, found),
+            ones / len(gram),
+            jac=slopes,
+            method="SLSQP",
+            bounds=[(0, 1)] * len(gram),
+            constraints={"type": "eq", "fun": lambda found: found.sum() - 1, "jac": lambda _, ones=ones: ones},
+            options={"ftol": 1e-14, "maxiter": 1000},
+        )
+        best = theirs.x.clip(0, 1) / theirs.x.clip(0, 1).sum()
+        assert dual(gram, radius, mixture) <= dual(gram, radius, best) + 1e-8
+
+
+def test_the_gap_says_how_far_a_mixture_is_off() -> None:
+    for gram, radius, mixture in duals("independent", [3, 5], 100):
+        rough = np.full(len(gram), 1 / len(gram))
+        less = dual(gram, radius, rough) - dual(gram, radius, mixture)
+        assert 0 <= less <= duality_gap(gram, radius, rough) + 1e-12
+        assert abs(duality_gap(gram, radius, mixture)) < 1e-8
 
 
 def test_cagrad_does_not_care_about_the_order_of_tasks() -> None:
@@ -395,6 +493,24 @@ def test_it_adds_to_what_is_there(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", RULES)
+def test_a_step_of_one_task_is_its_gradient(kind: str) -> None:
+    """It counts as a step, and teaches the rule nothing."""
+    model = Small("abc")
+    alone = by_task(model)["b"]
+    model.zero_grad()
+    rule = RULES[kind](model.shared(), "abc", seed=1)
+    before = {name: value.clone() for name, value in rule.state.items()}
+    for number in (1, 2):
+        rule(Later({"b": lambda: model.loss("b")}))
+        for name, value in model.grads().items():
+            assert (value is None) == (alone[name] is None)
+            if value is not None:
+                torch.testing.assert_close(value, number * alone[name], rtol=0, atol=0)
+    assert rule.state.pop("steps") == before.pop("steps") + 2
+    assert all(torch.equal(rule.state[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("kind", RULES)
 def test_losses_divided_by_the_tasks_are_the_mean(kind: str) -> None:
     model = Small("abc")
     total = gradients_of(RULES[kind](model.shared(), "abc", seed=1), model)
@@ -444,37 +560,83 @@ def test_a_task_is_over_before_the_next_begins() -> None:
     assert len(alive) == 3
 
 
-def test_memory_is_a_row_for_each_task_and_one_gradient() -> None:
-    """Every tensor of the shared layer's size, counted whenever a task is through and before they are combined."""
-    size = 1 << 20
-    body = nn.Parameter(torch.ones(size))
-    tasks = "abcd"
-    rule = PCGrad([body], tasks, seed=1)
-    losses = Later({task: lambda place=place: (body[place:] * (place - 1.5)).sum() for place, task in enumerate(tasks)})
-    rule(losses)
-    assert rule.rows.numel() == len(tasks) * size
-    kept = rule.rows.data_ptr()
-    body.grad = None
-    highest = 0
+class Parts:
+    """An encoder of eight equal parameters, a megabyte in all, and three tasks, whose backward passes take no more than
+    their gradients do. Tasks b and c do not reach the first few parameters."""
 
-    def count() -> int:
-        tensors = [item for item in gc.get_objects() if isinstance(item, Tensor) and item is not body]
-        storages = [item.untyped_storage() for item in tensors if item.device.type == "cpu"]
-        return sum({held.data_ptr(): held.nbytes() // (4 * size) for held in storages}.values())
+    size = 1 << 18
 
-    for name in ("_collect", "combine"):
-        original = getattr(rule, name)
+    def __init__(self, kind: str, only_a: int = 0) -> None:
+        self.parameters = [nn.Parameter(torch.ones(self.size // 8)) for _ in range(8)]
+        self.rule, self.only_a = RULES[kind](self.parameters, "abc", seed=1), only_a
 
-        def noted(*given: Any, original: Any = original) -> Any:
-            nonlocal highest
-            assert body.grad is not None
-            highest = max(highest, count())
-            return original(*given)
+    def loss(self, task: str) -> Tensor:
+        reached = list(enumerate(self.parameters))[0 if task == "a" else self.only_a :]
+        return torch.stack([parameter.sum() * math.sin(ord(task) * place + 1) for place, parameter in reached]).sum()
 
-        setattr(rule, name, noted)
-    rule(losses)
-    assert rule.rows.data_ptr() == kept, "the rows are used again"
-    assert highest == len(tasks) + 1
+    def clear(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def run(self, steps: Sequence[str], accumulate: int = 1) -> None:
+        """Batches of these tasks."""
+        for number, tasks in enumerate(steps, start=1):
+            self.rule(Later({task: lambda task=task: self.loss(task) for task in tasks}))
+            assert self.parameters[-1].grad is not None
+            if number % accumulate == 0:
+                self.clear()
+
+
+def encoders(work: Callable[[], object]) -> float:
+    """The most memory, of all that was allocated since the beginning, that was in use at a time, within operations too:
+    in gradients of the whole encoder, what is small rounded away."""
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        work()
+    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return round(max(itertools.accumulate((event.nbytes() for event in events), initial=0)) / (4 * Parts.size), 1)
+
+
+@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("only_a", [0, 3])
+@pytest.mark.parametrize(
+    ("steps", "accumulate"),
+    [
+        (["abc", "abc", "abc"], 1),
+        (["abc", "abc", "abc"], 3),
+        (["abc", "b", "a", "abc"], 1),
+        (["abc", "b", "ca", "a", "c", "abc"], 6),
+        (["a", "ab", "abc", "bc"], 2),
+    ],
+)
+def test_memory_is_a_row_for_each_task_and_one_gradient(
+    kind: str, only_a: int, steps: list[str], accumulate: int
+) -> None:
+    parts = Parts(kind, only_a)
+    highest = encoders(lambda: parts.run(steps, accumulate))
+    assert parts.rule.rows.numel() == 3 * parts.size
+    assert highest == 3 + 1
+    kept = parts.rule.rows.data_ptr()
+    parts.run(["abc"])
+    assert parts.rule.rows.data_ptr() == kept, "the rows are used again"
+
+
+def test_memory_of_a_step_of_one_task_is_its_gradient() -> None:
+    parts = Parts("pcgrad")
+    assert encoders(lambda: parts.run(["b"])) == 1
+
+
+@pytest.mark.parametrize("tasks", ["a", "b", "ab", "abc"])
+def test_memory_of_gradients_that_were_taken_one_by_one(tasks: str) -> None:
+    """As `task_graphs.py` does it: what only task a reaches is there once more, if others are beside it."""
+    parts = Parts("pcgrad", only_a=3)
+    parts.rule.lay_out()
+    reached = []
+    for row, task in enumerate(tasks):
+        reached.append(parts.rule.take(row, parts.loss(task)))
+        assert all(parameter.grad is None for parameter in parts.parameters)
+    apart = 3 / 8 if len(tasks) > 1 else 0
+    assert encoders(lambda: parts.rule.combine(list(tasks), np.array(reached))) == round(apart, 1)
 
 
 @pytest.mark.gpu
@@ -637,7 +799,8 @@ def test_steps_of_several_tasks_are_not(kind: str) -> None:
     [
         ({"gradients": "pcgrad"}, "with one task, sst; expected several tasks in a step"),
         ({"gradients": "pcgard"}, 'did you mean "pcgrad"'),
-        ({"cagrad_c": -0.1}, "training.cagrad_c is -0.1; expected 0 to 10"),
+        ({"cagrad_c": -0.1}, "training.cagrad_c is -0.1; expected 0 to 0.999999"),
+        ({"cagrad_c": 1}, "training.cagrad_c is 1.0; expected 0 to 0.999999"),
         ({"gradvac_beta": 1.5}, "training.gradvac_beta is 1.5; expected 0 to 1"),
     ],
 )

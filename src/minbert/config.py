@@ -104,7 +104,7 @@ class TrainingConfig:
     gradvac_beta: float = 0.01
     """For gradvac: how fast the angles it aims at follow those it sees."""
     cagrad_c: float = 0.5
-    """For cagrad: how far it may go from the mean gradient, in lengths of that."""
+    """For cagrad: how far it may go from the mean gradient, in lengths of that; below 1."""
     ema: float = 0.0
     """Decay of an exponential moving average of the weights, which is then what is evaluated and kept; 0: none."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"

@@ -36,7 +36,7 @@ LIMITS = {
     "training.accumulate": (1, math.inf),
     "training.cache_rows": (0, math.inf),
     "training.gradvac_beta": (0, 1),
-    "training.cagrad_c": (0, 10),
+    "training.cagrad_c": (0, 0.999999),
     "training.ema": (0, 0.999999),
     "training.evaluate_every": (0, math.inf),
     "training.max_steps": (0, math.inf),

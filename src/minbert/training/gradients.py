@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -35,7 +35,9 @@ from minbert.model.multitask import MultitaskModel
 GradientRule = Callable[[Mapping[str, Tensor]], None]
 SURGERY = 5  # what a generator is for; 1 and 2 are the samplers', 3 and 4 the experiment's
 BLOCK = 1 << 14  # products of so many float32 numbers are added in float32, their sums in float64
+STRAIGHT = 1 - 1e-6  # the cosine that GradVac turns a pair up to, at most: 0.08 degrees
 SWEEPS = 200  # of CAGrad's search, at most
+GAP = 1e-9  # what CAGrad's mixture may be off its best, in squares of the longest gradient
 
 
 def add_gradients(losses: Mapping[str, Tensor]) -> None:
@@ -49,9 +51,10 @@ class Surgery(ABC):
     Surgery is on the shared parameters that several tasks of the step reach. All others (heads, learned loss weights, a
     pooler that only one task reads) have the gradient of their one task, untouched, and no part in the angles.
 
-    Memory: a row of shared parameters for each task, kept from step to step, and the gradient of the task at hand.
-    `retain_graph` is never needed. The matrix of dot products is read back from the device, so a step waits once, and
-    no CUDA graph can hold it whole; its passes can be held (`task_graphs.py`).
+    Memory: a row of shared parameters for each task, kept from step to step, and one gradient: of the task at hand, then
+    the result. So it is with gradients of earlier batches too: they wait in the last task's row until its turn comes.
+    A step of one task takes no rows. `retain_graph` is never needed. The matrix of dot products is read back from the
+    device, so a step waits once, and no CUDA graph can hold it whole; its passes can be held (`task_graphs.py`).
 
     Args:
         shared: the parameters that several tasks may reach.
@@ -68,15 +71,22 @@ class Surgery(ABC):
         self.laid_out: list[Parameter] = []  # for these
 
     def __call__(self, losses: Mapping[str, Tensor]) -> None:
+        if len(losses) == 1:  # there is nothing to weigh it against
+            _backward(*losses.values())
+            self.state["steps"] += 1
+            return
         self.lay_out()
-        waiting = [parameter.grad for parameter in self.laid_out]
-        reached = np.array([self.take(row, losses[task]) for row, task in enumerate(losses)], dtype=bool)
-        self.combine(list(losses), reached)
-        for place, (parameter, before) in enumerate(zip(self.laid_out, waiting, strict=True)):
-            parameter.grad = before
-            if reached[:, place].any():
-                found = self.views[0][place]
-                parameter.grad = found.clone() if before is None else before.add_(found)
+        last = len(losses) - 1
+        waiting = self._put_aside(last)
+        reached = np.array(
+            [self.take(row, losses[task], waiting if row == last else ()) for row, task in enumerate(losses)],
+            dtype=bool,
+        )
+        for place, own in self._of_one_task(reached):
+            self._add(place, own)
+        self._sum_up(list(losses))
+        for place in np.flatnonzero(reached.sum(axis=0) > 1).tolist():
+            self._add(place, self.views[0][place])
 
     def lay_out(self) -> None:
         """A row for each task, of what learns now; in another epoch it may be more."""
@@ -94,46 +104,80 @@ class Surgery(ABC):
         ]
         self.laid_out = learning
 
-    def take(self, row: int, loss: Tensor) -> list[bool]:
-        """The gradient of a task's loss into a row, 0 where it has none; which of `laid_out` it reaches."""
+    def take(self, row: int, loss: Tensor, waiting: Sequence[bool] = ()) -> list[bool]:
+        """The gradient of a task's loss into a row, 0 where it has none; which of `laid_out` it reaches.
+
+        No parameter has a gradient afterwards, but for those that are `waiting`: they have what was in the row.
+        """
         for parameter in self.laid_out:
             parameter.grad = None
         _backward(loss)
-        return self._collect(row)
+        found, missing = [], []
+        reached = [parameter.grad is not None for parameter in self.laid_out]
+        for place, (parameter, view) in enumerate(zip(self.laid_out, self.views[row], strict=True)):
+            if waiting and waiting[place]:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                _swap(parameter.grad, view)
+            elif parameter.grad is not None:
+                found.append((view, parameter.grad))
+                parameter.grad = None
+            else:
+                missing.append(view)
+        if found:
+            torch._foreach_copy_([view for view, _ in found], [grad for _, grad in found])
+        if missing:
+            torch._foreach_zero_(missing)
+        return reached
 
     def combine(self, tasks: Sequence[str], reached: NDArray[np.bool_]) -> None:
-        """The result for the tasks whose gradients were taken, in the first row.
+        """The result for the tasks whose gradients were taken, in the first row. What only one of several tasks reaches
+        takes its memory twice meanwhile.
 
         Args:
             tasks: of the rows.
             reached: (tasks, parameters), as `take` says.
         """
-        alone = []
-        for place in np.flatnonzero(reached.sum(axis=0) == 1).tolist():  # only one task has a gradient
-            view = self.views[int(reached[:, place].argmax())][place]
-            alone.append((self.views[0][place], view.clone()))
-            view.zero_()
-        first, *others = self.rows[: len(tasks)]
-        weights = self._weights(tasks)
-        first.mul_(weights[0])
-        for row, weight in zip(others, weights[1:], strict=True):
-            first.add_(row, alpha=weight)
-        for view, own in alone:
+        if len(tasks) == 1:  # it is there
+            self.state["steps"] += 1
+            return
+        apart = [(self.views[0][place], own.clone()) for place, own in self._of_one_task(reached)]
+        self._sum_up(tasks)
+        for view, own in apart:
             view.copy_(own)
 
     @abstractmethod
     def weigh(self, gram: NDArray[np.float64], tasks: Sequence[str], rng: np.random.Generator) -> NDArray[np.float64]:
         """The factor of each task's gradient in the result, (tasks,), from the gradients' dot products."""
 
-    def _collect(self, row: int) -> list[bool]:
+    def _put_aside(self, row: int) -> list[bool]:
+        """The gradients that are there, of earlier batches, into a row; which of `laid_out` have one."""
         pairs = list(zip(self.laid_out, self.views[row], strict=True))
-        found = [(view, parameter.grad) for parameter, view in pairs if parameter.grad is not None]
-        missing = [view for parameter, view in pairs if parameter.grad is None]
-        if found:
-            torch._foreach_copy_([view for view, _ in found], [grad for _, grad in found])
-        if missing:
-            torch._foreach_zero_(missing)
-        return [parameter.grad is not None for parameter in self.laid_out]
+        held = [(view, parameter.grad) for parameter, view in pairs if parameter.grad is not None]
+        if held:
+            torch._foreach_copy_([view for view, _ in held], [grad for _, grad in held])
+        waiting = [parameter.grad is not None for parameter in self.laid_out]
+        for parameter in self.laid_out:
+            parameter.grad = None
+        return waiting
+
+    def _of_one_task(self, reached: NDArray[np.bool_]) -> Iterator[tuple[int, Tensor]]:
+        """The places that only one task has a gradient for, each with that; it is 0 when the next is asked for."""
+        for place in np.flatnonzero(reached.sum(axis=0) == 1).tolist():
+            view = self.views[int(reached[:, place].argmax())][place]
+            yield place, view
+            view.zero_()
+
+    def _add(self, place: int, found: Tensor) -> None:
+        parameter = self.laid_out[place]
+        parameter.grad = found.clone() if parameter.grad is None else parameter.grad.add_(found)
+
+    def _sum_up(self, tasks: Sequence[str]) -> None:
+        """The weighted sum of the rows, in the first."""
+        first, *others = self.rows[: len(tasks)]
+        weights = self._weights(tasks)
+        first.mul_(weights[0])
+        for row, weight in zip(others, weights[1:], strict=True):
+            first.add_(row, alpha=weight)
 
     def _weights(self, tasks: Sequence[str]) -> list[float]:
         gram = gram_matrix(self.rows[: len(tasks)])
@@ -157,7 +201,8 @@ class GradVac(Surgery):
     """PCGrad with a goal of its own for every ordered pair of tasks, instead of a right angle: the moving average of
     the cosines that were seen, from 0. A pair below its goal is turned up to it.
 
-    One goal for all shared parameters together; the paper has one for each layer.
+    One goal for all shared parameters together; the paper has one for each layer. A goal of 1 would take endlessly much
+    of the other gradient, so a pair is turned up to `STRAIGHT` at most.
 
     Args:
         beta: how fast the goals follow.
@@ -182,7 +227,7 @@ class CAGrad(Surgery):
     The authors' code divides d by 1 + c^2 afterwards, their paper does not; nor do we.
 
     Args:
-        c: 0 is the plain sum; towards 1 and beyond, the worst-off task decides.
+        c: 0 is the plain sum; towards 1, which it has to be below, the worst-off task decides.
     """
 
     def __init__(self, shared: Iterable[Parameter], tasks: Iterable[str], *, seed: int, c: float = 0.5) -> None:
@@ -222,9 +267,10 @@ def turn_to_goals(
                 continue
             cosine = float(np.clip(parts[task] @ gram[:, other] / (length * lengths[other]), -1, 1))
             goal = goals[task, other]
-            if cosine < goal:
-                sine, goal_sine = math.sqrt(1 - cosine**2), math.sqrt(1 - goal**2)
-                parts[task, other] += length * (goal * sine - cosine * goal_sine) / (lengths[other] * goal_sine)
+            aim = min(goal, STRAIGHT)
+            if cosine < aim:
+                sine, aim_sine = math.sqrt(1 - cosine**2), math.sqrt(1 - aim**2)
+                parts[task, other] += length * (aim * sine - cosine * aim_sine) / (lengths[other] * aim_sine)
             after[task, other] += beta * (cosine - goal)
     return parts.sum(axis=0), after
 
@@ -243,9 +289,32 @@ def avert_conflicts(gram: NDArray[np.float64], c: float) -> NDArray[np.float64]:
 def solve_dual(gram: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
     """The mixture w, on the simplex, with the least gw . g0 + radius |gw|.
 
-    Weight is moved between two tasks at a time to where it is best, which has a closed form, until nothing moves: exact
-    for two tasks, a few sweeps for more, and no rate to choose (the authors call scipy's SLSQP).
+    Moving weight in pairs is exact for two tasks, and nearly always soon there for more. But where gradients of three
+    tasks or more nearly cancel out, |gw| has a kink, on which no pair can move though three tasks together could. There
+    the duality gap stays open, and a method without kinks takes over.
     """
+    mixture = _move_pairs(gram, radius)
+    if len(gram) > 2 and duality_gap(gram, radius, mixture) > GAP * gram.diagonal().max():
+        mixture = min(mixture, _follow_path(gram, radius), key=lambda found: _dual(gram, radius, found))
+    return mixture
+
+
+def duality_gap(gram: NDArray[np.float64], radius: float, mixture: NDArray[np.float64]) -> float:
+    """How much less than this mixture's the least may be, at most: the difference to the worst-off task's dot product
+    with the direction, which is never above the least."""
+    products = gram @ mixture
+    length = math.sqrt(max(0.0, float(mixture @ products)))
+    slopes = gram.mean(axis=1) + (radius / length * products if length > 0 else 0)
+    return float(mixture @ slopes - slopes.min())
+
+
+def _dual(gram: NDArray[np.float64], radius: float, mixture: NDArray[np.float64]) -> float:
+    return float(mixture @ gram.mean(axis=1)) + radius * math.sqrt(max(0.0, float(mixture @ gram @ mixture)))
+
+
+def _move_pairs(gram: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
+    """Weight is moved between two tasks at a time to where it is best, which has a closed form, until nothing moves: no
+    rate to choose (the authors call scipy's SLSQP)."""
     mixture = np.full(len(gram), 1 / len(gram))
     to_mean = gram.mean(axis=1)
     for _ in range(SWEEPS):
@@ -270,6 +339,42 @@ def solve_dual(gram: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
             moved = max(moved, abs(delta))
         if moved < 1e-12:
             break
+    return mixture
+
+
+def _follow_path(gram: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
+    """The same by an interior-point method, for any number of tasks and any dot products: some 60 Newton steps.
+
+    With t for |gw|, minimize gw . g0 + radius t - mu (log(t^2 - |gw|^2) + sum(log w)) for ever smaller mu. The best t is
+    (mu + root) / radius, root^2 = mu^2 + radius^2 |gw|^2. Steps damped by 1 / (1 + decrement) never leave the simplex
+    (Nesterov 2004, section 4.1.5), and at the end the value is within (tasks + 2) mu of the least.
+    """
+    tasks, scale = len(gram), gram.diagonal().max()
+    values, axes = np.linalg.eigh(gram / scale)
+    vectors = axes * np.sqrt(values.clip(min=0))  # (tasks, tasks), with these dot products
+    mean, radius = vectors.mean(axis=0), radius / math.sqrt(scale)
+    mixture, mu = np.full(tasks, 1 / tasks), 1.0
+    while mu > 1e-3 * GAP:
+        mu /= 8
+        for _ in range(50):  # it takes a few
+            mixed = mixture @ vectors
+            root = math.sqrt(mu**2 + radius**2 * (mixed @ mixed))
+            pull = radius**2 / (mu + root)
+            # The step is in units of the weights, so that those near 0 do no harm, and within the plane where their sum stays
+            plane = np.linalg.svd(mixture[None])[2][1:]
+            slope = plane @ (mixture * (vectors @ (mean + pull * mixed)) - mu)
+            # Its second derivative is pull * (1 - pull / root * mixed mixed^T), between the vectors. The root of that, since
+            # the smallest curvature would be lost beside the largest; 1 - pull / root * |mixed|^2 is mu / root
+            shrink = pull / root / (1 + math.sqrt(mu / root))
+            scaled = plane * mixture @ vectors
+            bend = math.sqrt(pull) * (scaled - shrink * np.outer(scaled @ mixed, mixed))
+            turn, sizes, _ = np.linalg.svd(bend)
+            along, curvature = turn.T @ slope, sizes**2 + mu
+            decrement = math.sqrt(along**2 @ (1 / curvature) / mu)
+            mixture = mixture * (1 - (along / curvature) @ turn.T @ plane / (1 + decrement))
+            mixture /= mixture.sum()
+            if decrement < 0.1:
+                break
     return mixture
 
 
@@ -300,3 +405,12 @@ def make_rule(recipe: Recipe, model: MultitaskModel) -> GradientRule:
 def _backward(loss: Tensor) -> None:
     if loss.requires_grad:  # not so where nothing learns: a cosine head on a frozen encoder
         loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _swap(one: Tensor, other: Tensor) -> None:
+    """Each gets the other's numbers, bit for bit and in no other memory: a ^ b ^ b is a."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
+    one, other = one.view(whole), other.view(whole)
+    one.bitwise_xor_(other)
+    other.bitwise_xor_(one)
+    one.bitwise_xor_(other)
