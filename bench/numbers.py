@@ -50,6 +50,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "papers": papers,
     "findings": scores.papers,
     "errors": scores.errors,
+    "plain-cosine": scores.plain_cosine,
     "fast-plain": scores.fast_plain,
     "speed": tables.speed,
     "goals": tables.goals,

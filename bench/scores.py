@@ -10,7 +10,7 @@ from typing import Any
 
 from minbert.evaluation.mistakes import load_mistakes, markdown
 from minbert.reproduction.findings import DID_NOT_HOLD, HELD, UNDECIDED
-from minbert.reproduction.page import Found, load_results, verdicts
+from minbert.reproduction.found import Found, load_results, verdicts
 from minbert.reproduction.recipes import MEAN, Paper, find_papers
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -124,6 +124,31 @@ def papers() -> str:
         f"{shifted} with the correlation r as (r + 1) / 2. Seeds: {over}. The findings are judged with {first}."
     )
     return "\n".join([*lines, "", note, ""])
+
+
+COSINES = {
+    "hillebrand": "hillebrand/6-concatenation",
+    "vinjapuri": "vinjapuri-vasireddy/4-cosine",
+    "negatives": "vinjapuri-vasireddy/6-negative-sampling",
+}
+
+
+def plain_cosine() -> str:
+    """STS with the dropout before the cosine and without, after each epoch: the evaluations that the runs logged."""
+    lines = ["| STS on dev, minilm | seed | with, by epoch | without |", "|---|---|---|---|"]
+    folder = RESULTS / "lab" / "plain-cosine"
+    for name, row in COSINES.items():
+        for path in sorted((folder / "with").glob(f"{name}-seed*.jsonl")):
+            cells = [
+                ", ".join(f"{one:.3f}" for one in _logged(folder / side / path.name)) for side in ("with", "without")
+            ]
+            lines.append(f"| `{row}` | {path.stem.rpartition('seed')[2]} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _logged(path: Path) -> list[float]:
+    """STS on dev in each evaluation of a metrics.jsonl."""
+    return [json.loads(line)["scores"]["dev"]["sts"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def errors() -> str:

@@ -22,19 +22,17 @@ from minbert.errors import MinbertError
 from minbert.experiment import train
 from minbert.recipes import parse_recipe
 from minbert.training import gradients
+from minbert.training.cagrad import avert_conflicts, duality_gap, solve_dual
 from minbert.training.gradients import (
     CAGrad,
     GradVac,
     PCGrad,
     Surgery,
     add_gradients,
-    avert_conflicts,
-    duality_gap,
     gram_matrix,
     make_rule,
     project_conflicts,
     random_orders,
-    solve_dual,
     turn_to_goals,
 )
 from minbert.training.step import Later

@@ -25,7 +25,8 @@ from minbert.evaluation.diagnosis import T975, t_reach
 from minbert.evaluation.mistakes import load_mistakes
 from minbert.reproduction.figures import SCHEDULES, draw_all, kept_scores, schedule
 from minbert.reproduction.findings import Difference, judge, scores_of
-from minbert.reproduction.page import build_page, load_results, write_page
+from minbert.reproduction.found import load_results
+from minbert.reproduction.page import build_page, write_page
 from minbert.reproduction.recipes import Finding, Paper, choose_rows, find_papers
 from minbert.reproduction.runs import (
     Job,

@@ -16,7 +16,8 @@ import numpy as np
 from minbert.config import SamplerConfig
 from minbert.data.samplers import make_sampler
 from minbert.errors import require
-from minbert.reproduction.page import LABELS, Found, Results, tasks_of
+from minbert.reproduction.found import Found, Results
+from minbert.reproduction.page import LABELS, tasks_of
 from minbert.reproduction.recipes import MEAN, Paper
 
 COLOURS = {"sst": "#c9a227", "quora": "#1b6ca8", "sts": "#b5473c"}

@@ -7,25 +7,21 @@ Everything on the page comes from the recipes and from results/; what has not be
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from minbert.atomic import write_text
 from minbert.config import Recipe
 from minbert.encoders import SEEN_QUORA
-from minbert.errors import MinbertError, shown
 from minbert.recipes import differences, read_recipe
-from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, UNDECIDED, Difference, Verdict, judge, scores_of
+from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, UNDECIDED, Difference
+from minbert.reproduction.found import UNEVEN, Found, Results, load_results, verdicts
 from minbert.reproduction.recipes import MEAN, Finding, Paper, Row
-from minbert.reproduction.runs import Job, Settings, longest_part, made_by, was_cut
 from minbert.tasks import CONTRASTIVE
 
 LABELS = {"sst": "SST", "quora": "Quora", "sts": "STS", "cfimdb": "CFIMDB", MEAN: "overall"}
@@ -67,109 +63,7 @@ OVERALL = {
 }
 
 
-@dataclass(frozen=True)
-class Found:
-    """The results of one row with one encoder, by seed."""
-
-    row: Row
-    encoder: str
-    by_seed: Mapping[int, Mapping[str, Any]]
-
-    @cached_property
-    def scores(self) -> dict[int, dict[str, float]]:
-        return {seed: scores_of(one, self.row.reported.rule) for seed, one in self.by_seed.items()}
-
-    def values(self, task: str) -> list[float]:
-        return [scores[task] for scores in self.scores.values() if task in scores]
-
-    @cached_property
-    def share(self) -> float:
-        """Of the steps of a whole run, how many the cap left; 1: all."""
-        return min(one.get("planned_steps", 1) / one.get("whole_steps", 1) for one in self.by_seed.values())
-
-    @cached_property
-    def sets(self) -> set[tuple[str, ...]]:
-        """What was changed on the command line."""
-        return {_told(one) for one in self.by_seed.values()}
-
-    @cached_property
-    def caps(self) -> set[int]:
-        """Of the runs that a cap shortened; none where all were whole."""
-        return {one["reproduction"]["steps_cap"] for one in self.by_seed.values() if was_cut(one)}
-
-    def conditions(self, caps: set[int]) -> set[str]:
-        """What was changed, in words, in a table of such caps: a run that is within the only one needs no words of its own."""
-        found = set()
-        for one in self.by_seed.values():
-            cap = 0
-            if was_cut(one):
-                cap = one["reproduction"]["steps_cap"]
-            elif len(caps) == 1 and longest_part(one) <= max(caps):
-                cap = max(caps)
-            steps = f"at most {cap:,} steps a run" if cap else "whole runs"
-            found.add(steps + "".join(f", `{setting}`" for setting in _told(one)))
-        return found
-
-    @cached_property
-    def is_current(self) -> bool:
-        """Was all of it made by the recipe as it is now?"""
-        for seed, one in self.by_seed.items():
-            changed = one["reproduction"]
-            settings = Settings(self.encoder, sets=tuple(changed["set"]), steps_cap=changed["steps_cap"])
-            try:
-                if not made_by(one, Job(self.row, seed).recipe(settings), settings):
-                    return False
-            except MinbertError:
-                return False
-        return True
-
-
-def _told(result: Mapping[str, Any]) -> tuple[str, ...]:
-    """What was changed for a run, but for the training rows that were scored beside: those change no score on dev."""
-    return tuple(one for one in result["reproduction"]["set"] if not one.startswith("training.train_sample="))
-
-
 NOT_COMPARED = "not compared"
-UNEVEN = 1.25
-"""How many times as large a part of its steps one row may have than another that it is compared with."""
-
-Results = dict[str, dict[str, Found]]
-"""By encoder and row."""
-
-
-def load_results(papers: Mapping[str, Paper], folder: Path) -> Results:
-    """Everything that was run, the encoder with most of it first."""
-    found: Results = {}
-    for place in sorted(folder.iterdir()) if folder.is_dir() else []:
-        rows: dict[str, Found] = {}
-        for row in (row for paper in papers.values() for row in paper.rows.values()):
-            paths = sorted((place / row.paper / row.name).glob("seed*.json"))
-            by_seed = {int(path.stem.removeprefix("seed")): _read(path) for path in paths}
-            if by_seed:
-                rows[row.key] = Found(row, place.name, dict(sorted(by_seed.items())))
-        if rows:
-            found[place.name] = rows
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise MinbertError(f"{shown(path)}: not JSON ({error}); expected what minbert reproduce wrote") from None
-
-
-def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
-    """What the runs say about each finding. Runs under different conditions are not compared."""
-    judged = []
-    for finding in paper.claims.findings:
-        better, worse = (found.get(f"{paper.name}/{row}") for row in (finding.better, finding.worse))
-        if better is None or worse is None or len(better.sets | worse.sets) > 1 or len(better.caps | worse.caps) > 1:
-            judged.append(judge(finding, {}, {}))
-        else:
-            least, most = sorted((better.share, worse.share))
-            judged.append(judge(finding, better.scores, worse.scores, is_even=most <= UNEVEN * least))
-    return judged
 
 
 def write_page(
