@@ -485,6 +485,61 @@ def test_a_real_run_that_is_stopped_goes_on_where_it_was(
     assert lines == list(range(1, steps[2] + 1))
 
 
+LONGER = """
+base = "2-mean.toml"
+[training]
+epochs = 4
+[paper]
+row = "Longer"
+after = "smith/2-mean"
+"""
+STEADY = ("optimizer.schedule=constant", "optimizer.warmup=0")
+
+
+def test_a_row_with_more_epochs_goes_on_from_the_end_of_the_other(recipes: Path, settings: Settings) -> None:
+    (recipes / "smith" / "4-longer.toml").write_text(LONGER)
+    steady, listener = replace(settings, sets=STEADY, jobs=4), Listener()
+    run_jobs(jobs_of(find_papers(recipes), "smith/4-longer", "smith/2-mean", seeds=2), steady, listener)
+    assert listener.most == 2  # those of four epochs wait
+    assert sorted(listener.done) == ["2-mean:1", "2-mean:2", "4-longer:1", "4-longer:2"]
+    assert [call.split()[-1] for call in calls(recipes, "smith/2-mean")] == ["--overwrite"] * 2
+    assert [call.split()[-1] for call in calls(recipes, "smith/4-longer")] == ["--resume"] * 2
+
+
+@pytest.mark.parametrize("why", ["the rate falls", "the other is done", "the other fails"])
+def test_a_row_with_more_epochs_has_a_run_of_its_own_where_it_must(recipes: Path, settings: Settings, why: str) -> None:
+    (recipes / "smith" / "4-longer.toml").write_text(LONGER)
+    papers, steady = find_papers(recipes), replace(settings, sets=() if why == "the rate falls" else STEADY)
+    if why == "the other is done":
+        run_jobs(jobs_of(papers, "smith/2-mean"), steady, Listener())
+    elif why == "the other fails":
+        (recipes / "smith" / "2-mean.fails").touch()
+    run_jobs(jobs_of(papers, "smith/4-longer", "smith/2-mean"), steady, listener := Listener())
+    assert "4-longer:1" in listener.done
+    assert [call.split()[-1] for call in calls(recipes, "smith/4-longer")] == ["--overwrite"]
+
+
+def test_a_real_row_with_more_epochs_has_the_results_of_a_run_of_its_own(
+    recipes: Path, tiny_encoder: Path, small_data: Path, settings: Settings
+) -> None:
+    (recipes / "smith" / "4-longer.toml").write_text(LONGER)
+    papers = find_papers(recipes)
+    real = replace(settings, encoder=str(tiny_encoder), data=str(small_data), device="cpu", sets=STEADY)
+    real = replace(real, trainer=Settings.trainer)
+    alone = replace(real, results=real.results / "alone", runs=real.runs / "alone")
+    (longer,) = jobs_of(papers, "smith/4-longer")
+    run_jobs([longer], alone, Listener())
+    outcome = run_jobs(jobs_of(papers, "smith/4-longer", "smith/2-mean"), real, Listener())
+    assert [job.row.name for job in outcome.done] == ["2-mean", "4-longer"]
+    whole, gone_on = (json.loads(longer.result(one).read_text()) for one in (alone, real))
+    for found in (whole, gone_on):
+        del found["seconds"]
+        for record in found["reproduction"]["history"]:
+            del record["seconds"]
+    assert gone_on == whole
+    assert not [*longer.folder(real).rglob("checkpoints")]
+
+
 def test_the_newest_line_of_a_run_is_seen(papers: dict[str, Paper], settings: Settings) -> None:
     (job,) = jobs_of(papers, "smith/2-mean")
     run_jobs([job], settings, Listener())

@@ -8,6 +8,7 @@ import math
 import shutil
 import signal
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -381,3 +382,84 @@ def test_seconds_add_up_over_the_sessions(tiny_encoder: Path, small_data: Path, 
     seconds = [record["seconds"] for record in read_metrics(run / "metrics.jsonl")]
     assert seconds == sorted(seconds)
     assert seconds[0] > 0
+
+
+# --- more epochs than were asked for ----------------------------------------------------------------------------------
+
+STEADY: dict[str, Any] = {"optimizer": {"schedule": "constant", "warmup": 0.0}, "training": {"epochs": 3}}
+FIRST = {"train": "sentiment-train.tsv", "dev": "sentiment-dev.tsv", "test": []}
+LONGER: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "all": {"sampler": {"kind": "all"}},
+    "everything": {
+        "sampler": {"kind": "uniform"},
+        "training": {
+            "loss_weighting": "uncertainty",
+            "mode": "unfreeze",
+            "ema": 0.9,
+            "best": "any-improves",
+            "snapshots": 2,
+        },
+    },
+    "stage": {"stages": [{"name": "first", "tasks": {"sst": FIRST}, "training": {"epochs": 1, "batch_size": 12}}]},
+}
+
+
+def steady(encoder: Path, changes: dict[str, Any], **training: Any) -> Recipe:
+    return variant(
+        encoder, {**STEADY, **changes, "training": {**STEADY["training"], **changes.get("training", {}), **training}}
+    )
+
+
+@pytest.mark.parametrize("name", LONGER)
+def test_a_finished_run_goes_on_with_more_epochs(
+    name: str, tiny_encoder: Path, small_data: Path, tmp_path: Path, whole: Whole
+) -> None:
+    longer = replace(steady(tiny_encoder, LONGER[name]), name="longer", about="three instead of two")
+    run = tmp_path / "run"
+    before = train(steady(tiny_encoder, LONGER[name], epochs=2), out=run, data=small_data, device="cpu")
+    listener = Listener()
+    after = train(longer, out=run, data=small_data, device="cpu", resume=True, watcher=listener)
+    assert listener.steps[0] == before.results["steps"] + 1
+    assert after.results["steps"] > before.results["steps"]
+    assert unlike(run, whole(longer)) == []
+
+
+def test_going_on_with_more_epochs_can_be_stopped(
+    tiny_encoder: Path, small_data: Path, tmp_path: Path, whole: Whole
+) -> None:
+    longer, run = steady(tiny_encoder, {}), tmp_path / "run"
+    steps = train(steady(tiny_encoder, {}, epochs=2), out=run, data=small_data, device="cpu").results["steps"]
+    with pytest.raises(Stopped):
+        train(longer, out=run, data=small_data, device="cpu", resume=True, watcher=Listener(at_step=steps + 2))
+    assert not (run / "results.json").exists()  # those of two epochs are not this recipe's
+    train(longer, out=run, data=small_data, device="cpu", resume=True)
+    assert unlike(run, whole(longer)) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training": {"epochs": 1}},
+        {"training": {"accumulate": 2}},
+        {"training": {"max_steps": 30}},
+        {"training": {"batch_size": 6}},
+        {"optimizer": {"schedule": "linear"}},
+        {"optimizer": {"schedule": "constant", "warmup": 0.1}},
+        {"sampler": {"kind": "annealed"}},
+        {"sampler": {"kind": "sequential"}},
+    ],
+    ids=repr,
+)
+def test_what_more_epochs_would_have_done_otherwise_is_refused(
+    changes: dict[str, Any], tiny_encoder: Path, small_data: Path, tmp_path: Path
+) -> None:
+    """Both runs have what is changed, but for the epochs and the size of a batch."""
+    only = {key: value for key, value in changes.get("training", {}).items() if key in ("epochs", "batch_size")}
+    before = steady(tiny_encoder, {} if only else changes, epochs=2)
+    run = tmp_path / "run"
+    train(before, out=run, data=small_data, device="cpu")
+    untouched = left_behind(run)
+    with pytest.raises(MinbertError, match=r"was started with another recipe: .*training.epochs: \d, was 2"):
+        train(steady(tiny_encoder, changes), out=run, data=small_data, device="cpu", resume=True)
+    assert left_behind(run) == untouched

@@ -18,6 +18,7 @@ from minbert.config import SamplerConfig
 from minbert.data.plan import plan
 from minbert.data.samplers import SAMPLERS, Part, Sampler, Step, make_sampler
 from minbert.errors import MinbertError
+from minbert.recipes import LOOK_AHEAD
 
 quick = settings(max_examples=50, deadline=None)
 
@@ -151,6 +152,18 @@ def test_an_epoch_left_early_does_not_move_the_next(variant: str) -> None:
     assert plain(islice(next(left_early), 2)) == full[0][:2]
     assert plain(next(left_early)) == full[1]
     assert [plain(epoch) for epoch in list(sampler.epochs())] == full  # collected first, read afterwards
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@quick
+@given(tasks=several_tasks(), budget=budgets, seed=seeds)
+def test_more_epochs_begin_with_the_same_ones(variant: str, tasks: Tasks, budget: dict[str, int], seed: int) -> None:
+    if VARIANTS[variant]["kind"] in LOOK_AHEAD:
+        few, many = (run(make(variant, sized(a=500, b=31), epochs=epochs)) for epochs in (2, 3))
+        assert list(map(plain, many[: len(few)])) != list(map(plain, few))
+        return
+    few, many = (run(make(variant, tasks, epochs=epochs, seed=seed, **budget)) for epochs in (2, 3))
+    assert list(map(plain, many[:2])) == list(map(plain, few))
 
 
 def test_only_the_asked_for_epoch_is_planned() -> None:

@@ -44,7 +44,7 @@ from minbert.preparing import (
     train_sample_of,
 )
 from minbert.recipe_checks import idle_settings
-from minbert.recipes import as_recipe, differences, read_recipe, to_toml
+from minbert.recipes import as_recipe, begins, differences, read_recipe, to_toml
 from minbert.training.trainer import Silent, Trainer, Watcher
 
 
@@ -87,7 +87,8 @@ def train(
         out: the run's folder; default runs/NAME-seedN.
         data: where the recipe's files lie; default see `config.data_folder`.
         device: "cpu", "cuda" or "auto" (a GPU where there is one).
-        resume: go on from the last checkpoint of a run that was stopped.
+        resume: go on from the last checkpoint of a run that was stopped; or of a finished one with more epochs, where
+            nothing else changes and the learning rate is constant.
         overwrite: replace a run that is there.
         watcher: is told how it goes.
     """
@@ -260,8 +261,9 @@ def check_run(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
     if not path.exists():
         return
     if resume:
-        changed = differences(recipe, read_recipe(path))
-        if changed:
+        before = read_recipe(path)
+        changed = differences(recipe, before)
+        if changed and not begins(before, recipe):
             raise MinbertError(f"{shown(folder)} was started with another recipe: {'; '.join(changed)}")
     elif not overwrite:
         raise MinbertError(f"{shown(folder)} holds a run already; --resume goes on with it, --out names another folder")
@@ -277,6 +279,7 @@ def _open(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) 
 def open_run(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
     """Only now, when recipe, encoder and data were found good, is an older run replaced or a new one begun."""
     folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "recipe.toml"
     if overwrite:
         for name in ("checkpoints", "model", "models", "predictions", "tensorboard", "stages"):
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -285,5 +288,7 @@ def open_run(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: boo
                 shutil.rmtree(member.parent, ignore_errors=True)
         for name in ("results.json", "metrics.jsonl", "data.json"):
             (folder / name).unlink(missing_ok=True)
-    write_text(folder / "recipe.toml", to_toml(recipe))
+    elif path.exists() and begins(read_recipe(path), recipe):
+        (folder / "results.json").unlink(missing_ok=True)  # of fewer epochs
+    write_text(path, to_toml(recipe))
     write_json(folder / "data.json", prepared.notes())

@@ -84,7 +84,7 @@ def finish(
     }
     scored = {"overall": results["overall"], "dev": results["dev"]}
     manifest = read_manifest(folder / "model")
-    update_manifest(folder / "model", replace(manifest, decisions=decisions, scores=scored))
+    update_manifest(folder / "model", replace(manifest, recipe=recipe.name, decisions=decisions, scores=scored))
     write_json(folder / "results.json", results)
     return results
 

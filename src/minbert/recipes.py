@@ -21,6 +21,7 @@ from minbert.task_checks import check_task
 from minbert.tasks import BUILT_IN, Kind, Task
 from minbert.toml_tables import build, flat, read_toml, toml_key, toml_value
 
+LOOK_AHEAD = ("sequential", "annealed")  # samplers whose first epochs are others when more are to come
 STAGE_KEYS = ("name", "about", "tasks", "model", "sampler", "optimizer", "training")
 
 
@@ -190,6 +191,21 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
         if stage.name in before:
             lines += _moved(f"tasks of {stage.name}", stage.tasks, before[stage.name].tasks)
     return lines
+
+
+def begins(before: Recipe, recipe: Recipe) -> bool:
+    """Is a run of `before` the beginning of one of this recipe: the same but for more epochs, and nothing in it depends
+    on how many there are?"""
+    steady = (
+        (recipe.optimizer.schedule, recipe.optimizer.warmup) == ("constant", 0)
+        and recipe.sampler.kind not in LOOK_AHEAD
+        and not recipe.training.max_steps
+        and recipe.training.accumulate == 1  # else the last batches of `before` had an update of their own
+        and not recipe.ensemble.models
+    )
+    fewer = replace(recipe.training, epochs=before.training.epochs)
+    same = replace(recipe, name=before.name, about=before.about, training=fewer)
+    return steady and recipe.training.epochs > before.training.epochs and not differences(same, before)
 
 
 def _moved(what: str, one: Iterable[Task | Recipe], other: Iterable[Task | Recipe]) -> list[str]:

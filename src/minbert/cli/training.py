@@ -54,7 +54,9 @@ def train(
     encoder: Annotated[str | None, typer.Option("--encoder", "-e", help="Replaces the recipe's.")] = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the run's last checkpoint, or with more epochs.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,
     copy_results: Annotated[Path | None, typer.Option("--results", help="Also write results.json here.")] = None,
 ) -> None:

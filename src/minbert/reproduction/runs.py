@@ -8,6 +8,7 @@ A finished run leaves RESULTS/ENCODER/PAPER/ROW/seedN.json: its results.json, wi
 what was changed on the command line. Of a paper's best row there is mistakes-seedN.json beside it, the error analysis
 without sentences. A run counts as done if its result is there and was made by the very recipe that would be run now,
 also where a best row's result is older than that analysis and has none; a run that was stopped goes on from where it was.
+A row that is the one before it with more epochs waits for that one, where both are to be run, and goes on from its end.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from minbert.atomic import atomic_folder
 from minbert.config import Recipe, data_folder
 from minbert.encoders import find_encoder, last_part
 from minbert.errors import MinbertError, shown
@@ -34,7 +36,7 @@ from minbert.evaluation.mistakes import read_mistakes, write_mistakes
 from minbert.evaluation.overlap import by_overlap, overlap_points
 from minbert.evaluation.results import read_predictions, read_results, write_json
 from minbert.preparing import check_files
-from minbert.recipes import as_dict, differences, parse_recipe, read_recipe
+from minbert.recipes import as_dict, begins, differences, parse_recipe, read_recipe
 from minbert.reproduction.recipes import Paper, Row
 from minbert.training.metrics_log import read_metrics
 
@@ -103,6 +105,11 @@ class Job:
 
     def recipe(self, settings: Settings) -> Recipe:
         return read_recipe(self.row.path, sets=self.changes(settings), seed=self.seed)
+
+    def follows(self, other: Job, settings: Settings) -> bool:
+        """Is the other one's run the beginning of this one's?"""
+        near = (self.row.reported.after, self.seed) == (other.row.key, other.seed)
+        return near and begins(other.recipe(settings), self.recipe(settings))
 
 
 def _task_of(setting: str) -> str | None:
@@ -234,9 +241,9 @@ def run_jobs(jobs: Iterable[Job], settings: Settings, watcher: Watcher) -> Outco
     running: list[Running] = []
     try:
         while (outcome.left or running) and time.monotonic() < deadline:
-            while outcome.left and len(running) < settings.jobs:
-                running.append(start(outcome.left[0], settings))
-                del outcome.left[0]
+            while len(running) < settings.jobs and (job := _next_of(outcome.left, running, settings)):
+                running.append(start(job, settings))
+                outcome.left.remove(job)
             watcher.looked(running, len(outcome.left))
             time.sleep(settings.poll)
             for one in [one for one in running if one.process.poll() is not None]:
@@ -252,6 +259,12 @@ def run_jobs(jobs: Iterable[Job], settings: Settings, watcher: Watcher) -> Outco
     return outcome
 
 
+def _next_of(left: Sequence[Job], running: Iterable[Running], settings: Settings) -> Job | None:
+    """The first that follows none that is under way or still to come."""
+    before = [*left, *(one.job for one in running)]
+    return next((job for job in left if not any(job.follows(other, settings) for other in before)), None)
+
+
 def start(job: Job, settings: Settings) -> Running:
     """A process that trains, or goes on where an earlier one was stopped."""
     folder = job.folder(settings)
@@ -260,7 +273,7 @@ def start(job: Job, settings: Settings) -> Running:
     command += ["--data", settings.data] if settings.data else []
     for setting in job.changes(settings):
         command += ["--set", setting]
-    command.append("--resume" if _same_run(folder, job.recipe(settings)) else "--overwrite")
+    command.append("--resume" if _is_begun(folder, job.recipe(settings)) else "--overwrite")
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "160"}
     if settings.jobs > 1:
         environment["OMP_NUM_THREADS"] = "1"
@@ -290,12 +303,13 @@ def log_of(folder: Path) -> Path:
     return folder.with_suffix(".log")
 
 
-def _same_run(folder: Path, recipe: Recipe) -> bool:
-    """Was the run in the folder started with this recipe?"""
+def _is_begun(folder: Path, recipe: Recipe) -> bool:
+    """Is there a run in the folder that can go on with this recipe?"""
     try:
-        return not differences(recipe, read_recipe(folder / "recipe.toml"))
+        before = read_recipe(folder / "recipe.toml")
     except MinbertError:
         return False
+    return not differences(recipe, before) or begins(before, recipe)
 
 
 def stop(running: Sequence[Running]) -> None:
@@ -317,12 +331,21 @@ def _settle(one: Running, settings: Settings, outcome: Outcome, watcher: Watcher
     job = one.job
     if one.process.returncode == 0:
         outcome.done.append(job)
+        for later in outcome.left:
+            if later.follows(job, settings) and not _is_begun(later.folder(settings), later.recipe(settings)):
+                _hand_on(one.folder, later.folder(settings))
         watcher.finished(job, collect(job, settings))
     elif was_stopped:
         outcome.stopped.append(job)
     else:
         outcome.failed.append(job)
         watcher.failed(job, _last_words(log_of(one.folder)))
+
+
+def _hand_on(folder: Path, later: Path) -> None:
+    """A copy of a finished run for another that goes on from its end."""
+    with atomic_folder(later) as new:
+        shutil.copytree(folder, new, dirs_exist_ok=True)
 
 
 def collect(job: Job, settings: Settings) -> dict[str, Any]:
