@@ -25,7 +25,7 @@ from minbert.evaluation.diagnosis import T975, t_reach
 from minbert.evaluation.mistakes import load_mistakes
 from minbert.reproduction.figures import SCHEDULES, draw_all, kept_scores, schedule
 from minbert.reproduction.findings import Difference, judge, scores_of
-from minbert.reproduction.found import load_results
+from minbert.reproduction.found import load_results, verdicts
 from minbert.reproduction.page import build_page, write_page
 from minbert.reproduction.recipes import Finding, Paper, choose_rows, find_papers
 from minbert.reproduction.runs import (
@@ -653,6 +653,19 @@ def test_what_a_stage_needs_and_what_a_task_borrows_is_looked_for(
         check_ready([job], real)
 
 
+def test_a_package_that_pooling_needs_is_looked_for(
+    papers: dict[str, Paper], settings: Settings, tiny_encoder: Path, small_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = replace(settings, encoder=str(tiny_encoder), data=str(small_data), device="cpu")
+    (job,) = jobs_of(papers, "smith/1-plain")
+    weighted = replace(real, sets=("tasks.sts.pooling=weighted", "model.pooling_weights={verb=2}"))
+    check_ready([job], weighted)
+    monkeypatch.setitem(sys.modules, "textblob", None)
+    check_ready([job], real)
+    with pytest.raises(MinbertError, match=r'pooling "weighted" needs textblob'):
+        check_ready([job], weighted)
+
+
 def test_nothing_is_needed_for_what_is_done(papers: dict[str, Paper], settings: Settings) -> None:
     jobs = jobs_of(papers, "smith")
     run_jobs(jobs, settings, Listener())
@@ -855,6 +868,26 @@ def test_results_of_an_older_recipe_are_marked(
     path.write_text(path.read_text().replace("epochs = 2", "epochs = 3"))
     page = build_page(papers, load_results(papers, settings.results), tmp_path)
     assert "Made before the recipe was last changed: `1-plain`." in page
+
+
+def test_a_result_of_an_older_recipe_is_not_compared_with_a_newer_one(
+    papers: dict[str, Paper], recipes: Path, settings: Settings
+) -> None:
+    def seeds() -> list[int]:
+        return [verdict.seeds for verdict in verdicts(papers["smith"], load_results(papers, settings.results)["tiny"])]
+
+    jobs = jobs_of(papers, "smith/1-plain", "smith/2-mean", seeds=2)
+    run_jobs(jobs, settings, Listener())
+    assert seeds() == [2, 2]
+    path = recipes / "smith" / "common.toml"
+    path.write_text(path.read_text().replace("epochs = 2", "epochs = 3"))
+    assert seeds() == [2, 2]  # both are of before
+    run_jobs([job for job in jobs if job.row.name == "2-mean"], settings, Listener())
+    assert seeds() == [0, 0]
+    summary = "| tiny | 2 of 4 | 4 | 0 | 0 | 0 | 2 |"  # the last: not compared
+    assert summary in build_page(papers, load_results(papers, settings.results), recipes).splitlines()
+    run_jobs(jobs, settings, Listener())
+    assert seeds() == [2, 2]
 
 
 def test_the_page_of_the_project_is_the_one_that_would_be_written() -> None:

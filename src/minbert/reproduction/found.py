@@ -115,9 +115,14 @@ def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
     judged = []
     for finding in paper.claims.findings:
         better, worse = (found.get(f"{paper.name}/{row}") for row in (finding.better, finding.worse))
-        if better is None or worse is None or len(better.sets | worse.sets) > 1 or len(better.caps | worse.caps) > 1:
+        if better is None or worse is None or not _alike(better, worse):
             judged.append(judge(finding, {}, {}))
         else:
             least, most = sorted((better.share, worse.share))
             judged.append(judge(finding, better.scores, worse.scores, is_even=most <= UNEVEN * least))
     return judged
+
+
+def _alike(one: Found, other: Found) -> bool:
+    """Were they run with the same settings, and both, or neither, before their recipes were last changed?"""
+    return len(one.sets | other.sets) == 1 and len(one.caps | other.caps) <= 1 and one.is_current == other.is_current

@@ -19,7 +19,7 @@ from minbert.atomic import write_text
 from minbert.config import Recipe
 from minbert.encoders import SEEN_QUORA
 from minbert.recipes import differences, read_recipe
-from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, UNDECIDED, Difference
+from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, UNDECIDED, Difference, Verdict
 from minbert.reproduction.found import UNEVEN, Found, Results, load_results, verdicts
 from minbert.reproduction.recipes import MEAN, Finding, Paper, Row
 from minbert.tasks import CONTRASTIVE
@@ -48,10 +48,10 @@ What differs from the papers, in every row:
 A finding compares two rows over the seeds that both have: the mean of the paired differences and its 95% t interval. "Better"
 **held** if the interval lies above 0 and **did not hold** if it lies below; "no better" held if the interval ends below
 +{margin:g}, and did not hold if it lies above 0. Everything else is **undecided**, and so is every finding with one seed, and
-every one of two rows of which a cap on the steps left different parts, one more than {uneven:g} times the other. A
-correlation that does not exist, because all answers are the same, counts as 0. Of twenty findings that are nothing but
-chance, one would be decided all the same. Where two rows differ in more than what the finding is about, as the papers' own
-rows do, the list of what differs says so.
+every one of two rows of which a cap on the steps left different parts, one more than {uneven:g} times the other. Two rows of
+which only one was made by its recipe as it is now are **not compared**. A correlation that does not exist, because all answers
+are the same, counts as 0. Of twenty findings that are nothing but chance, one would be decided all the same. Where two rows
+differ in more than what the finding is about, as the papers' own rows do, the list of what differs says so.
 
 `training.dev_sample=4000` beside a table: after each epoch a model is chosen or not by its scores on at most 4,000 dev rows of
 a task (Quora has 20,212). The scores in the tables are those of the chosen model on all of dev.
@@ -99,7 +99,7 @@ def _summary(papers: Mapping[str, Paper], results: Results) -> str:
     ]
     for encoder, found in results.items():
         judged = [verdict for paper in papers.values() for verdict in verdicts(paper, found)]
-        words = Counter(verdict.word if verdict.seeds else NOT_COMPARED for verdict in judged)
+        words = Counter(map(_word, judged))
         runs = sum(len(row.by_seed) for row in found.values())
         counts = " | ".join(str(words[word]) for word in (HELD, DID_NOT_HOLD, UNDECIDED, NOT_COMPARED))
         lines.append(f"| {encoder} | {len(found)} of {total} | {runs} | {counts} |")
@@ -296,9 +296,13 @@ def _findings(paper: Paper, found: Mapping[str, Found]) -> list[str]:
         on = LABELS.get(one.on, one.on)
         lines.append(
             f"| {one.claim} ({one.where}; {rows}) | {on} | {_their_difference(paper, one)} | {ours} | {verdict.seeds} | "
-            f"**{verdict.word}**{'' if verdict.is_even else _cut(paper, one, found)} |"
+            f"**{_word(verdict)}**{'' if verdict.is_even else _cut(paper, one, found)} |"
         )
     return lines
+
+
+def _word(verdict: Verdict) -> str:
+    return verdict.word if verdict.seeds else NOT_COMPARED
 
 
 def _changed(paper: Paper, finding: Finding) -> list[str]:

@@ -35,7 +35,7 @@ from minbert.errors import MinbertError, shown
 from minbert.evaluation.mistakes import read_mistakes, write_mistakes
 from minbert.evaluation.overlap import by_overlap, overlap_points
 from minbert.evaluation.results import read_predictions, read_results, write_json
-from minbert.preparing import check_files
+from minbert.preparing import check_files, pooling_weights
 from minbert.recipes import as_dict, begins, differences, parse_recipe, read_recipe
 from minbert.reproduction.recipes import Paper, Row
 from minbert.training.metrics_log import read_metrics
@@ -129,7 +129,8 @@ def plan_jobs(papers: Mapping[str, Paper], rows: Iterable[Row], *, seeds: int) -
 
 
 def check_ready(jobs: Iterable[Job], settings: Settings) -> None:
-    """Say what would stop every run, once and before any is started: its device, its encoder, a file that is not there."""
+    """Say what would stop a run, before any is started: its device, its encoder, a file or a package that is not there."""
+    from minbert.data.parts_of_speech import tagger
     from minbert.data.tokenizer import Tokenizer
     from minbert.machine import choose_device
     from minbert.model.pretrained import load_folder
@@ -144,6 +145,8 @@ def check_ready(jobs: Iterable[Job], settings: Settings) -> None:
     for recipe in recipes:
         for part in (*recipe.stages, recipe):
             check_files(part, data_folder(recipe, settings.data))
+            if any(pooling_weights(part, task) for task in part.tasks):
+                tagger()
 
 
 def is_done(job: Job, settings: Settings) -> bool:
