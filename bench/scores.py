@@ -178,7 +178,9 @@ def _their_overall(paper: Paper) -> str:
 def _our_overall(row: Found | None) -> str:
     if row is None:
         return ""
-    return f"{statistics.mean(row.values(MEAN)):.3f}" + (f" ({row.share:.0%} of the steps)" if row.caps else "")
+    notes = [f"{row.share:.0%} of the steps"] if row.caps else []
+    notes += [] if row.is_current else ["of an older recipe"]
+    return f"{statistics.mean(row.values(MEAN)):.3f}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _metric(run: Run, task: str) -> str:
