@@ -26,19 +26,10 @@ from minbert.evaluation.mistakes import load_mistakes
 from minbert.reproduction.figures import SCHEDULES, draw_all, kept_scores, schedule
 from minbert.reproduction.findings import Difference, judge, scores_of
 from minbert.reproduction.found import load_results, verdicts
+from minbert.reproduction.jobs import Job, Settings, check_ready, is_done, longest_part, plan_jobs, was_cut
 from minbert.reproduction.page import build_page, write_page
 from minbert.reproduction.recipes import Finding, Paper, choose_rows, find_papers
-from minbert.reproduction.runs import (
-    Job,
-    Running,
-    Settings,
-    check_ready,
-    is_done,
-    longest_part,
-    plan_jobs,
-    run_jobs,
-    was_cut,
-)
+from minbert.reproduction.runs import Running, run_jobs
 from minbert.training.checkpoint import list_checkpoints
 from minbert.training.metrics_log import read_metrics
 

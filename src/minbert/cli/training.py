@@ -238,9 +238,10 @@ def reproduce(
 ) -> None:
     """Run the rows of the papers that are missing, and write the page with their numbers and ours."""
     from minbert.reproduction.figures import draw_all
+    from minbert.reproduction.jobs import Settings, check_ready, plan_jobs
     from minbert.reproduction.page import write_page
     from minbert.reproduction.recipes import choose_rows, find_papers
-    from minbert.reproduction.runs import Outcome, Settings, check_ready, plan_jobs, run_jobs
+    from minbert.reproduction.runs import Outcome, run_jobs
 
     papers = find_papers(recipes)
     rows = choose_rows(papers, targets or [])

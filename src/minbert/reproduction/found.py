@@ -15,8 +15,8 @@ from typing import Any
 
 from minbert.errors import MinbertError, shown
 from minbert.reproduction.findings import Verdict, judge, scores_of
+from minbert.reproduction.jobs import Job, Settings, longest_part, made_by, was_cut
 from minbert.reproduction.recipes import Paper, Row
-from minbert.reproduction.runs import Job, Settings, longest_part, made_by, was_cut
 
 
 @dataclass(frozen=True)
