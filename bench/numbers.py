@@ -51,6 +51,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "findings": scores.papers,
     "errors": scores.errors,
     "plain-cosine": scores.plain_cosine,
+    "plain-cosine-whole": scores.plain_cosine_whole,
     "fast-plain": scores.fast_plain,
     "speed": tables.speed,
     "goals": tables.goals,

@@ -111,7 +111,7 @@ def papers() -> str:
         best = paper.rows[paper.claims.best]
         cells = [paper.claims.title, str(len(paper.rows)), f"{best.reported.row}: {_their_overall(paper)}"]
         cells += [_our_overall(found.get(best.key)) for found in results.values()]
-        judged = [verdict.word for verdict in verdicts(paper, next(iter(results.values()), {}))]
+        judged = [verdict.told for verdict in verdicts(paper, next(iter(results.values()), {}))]
         lines.append(f"| {' | '.join([*cells, *(str(judged.count(word)) for word in words)])} |")
     keys = [paper.rows[paper.claims.best].key for paper in claimed]
     seeds = {name: {len(found[key].by_seed) for key in keys if key in found} for name, found in results.items()}
@@ -143,6 +143,24 @@ def plain_cosine() -> str:
                 ", ".join(f"{one:.3f}" for one in _logged(folder / side / path.name)) for side in ("with", "without")
             ]
             lines.append(f"| `{row}` | {path.stem.rpartition('seed')[2]} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def plain_cosine_whole() -> str:
+    """Hillebrand's best row, whole runs with that dropout and without."""
+    sides = {
+        "with": runs("lab", "plain-cosine", "whole-with", "hillebrand-seed*.json"),
+        "without": runs("reproduction", "minilm", *COSINES["hillebrand"].split("/"), "seed*.json"),
+    }
+    lines = [
+        f"| `{COSINES['hillebrand']}`, minilm | {' | '.join(TASKS.values())} | overall | seeds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for side, found in sides.items():
+        columns = [[score(run, task) for run in found] for task in TASKS]
+        columns.append([run["overall"]["2024"] for run in found])
+        cells = [f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}" for values in columns]
+        lines.append(f"| {side} | {' | '.join(cells)} | {len(found)} |")
     return "\n".join([*lines, ""])
 
 

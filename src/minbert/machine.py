@@ -184,6 +184,36 @@ def share_gpu(device: torch.device) -> Iterator[None]:
         torch.backends.cuda.preferred_blas_library(library)
 
 
+@contextmanager
+def matrix_precision(precision: Precision) -> Iterator[None]:
+    """float32 products in tf32 where that is the precision, for as long as the block lasts."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """A stream of our own on a GPU: graphs cannot be recorded on the default one. It goes before others, such as the
+    encoder's second one, whose work nobody waits for.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    import torch
+
+    stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
 def _wanted_share() -> float:
     said = os.environ.get(SHARE_SETTING) or "1"
     try:

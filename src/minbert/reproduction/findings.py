@@ -16,6 +16,7 @@ from minbert.evaluation.diagnosis import t_reach
 from minbert.reproduction.recipes import EVERY_TASK, MEAN, Finding
 
 HELD, DID_NOT_HOLD, UNDECIDED = "held", "did not hold", "undecided"
+NOT_COMPARED = "not compared"
 MARGIN = 0.01
 """A row is "no better" than another if it is surely less than a point above it."""
 
@@ -74,6 +75,11 @@ class Verdict:
             return UNDECIDED
         words = {difference.word(self.finding.kind) for difference in self.differences} or {UNDECIDED}
         return next((word for word in (DID_NOT_HOLD, UNDECIDED) if word in words), HELD)
+
+    @property
+    def told(self) -> str:
+        """The word, where there was anything to compare."""
+        return self.word if self.seeds else NOT_COMPARED
 
 
 def scores_of(results: Mapping[str, Any], rule: str) -> dict[str, float]:

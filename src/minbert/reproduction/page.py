@@ -19,7 +19,7 @@ from minbert.atomic import write_text
 from minbert.config import Recipe
 from minbert.encoders import SEEN_QUORA
 from minbert.recipes import differences, read_recipe
-from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, UNDECIDED, Difference, Verdict
+from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, NOT_COMPARED, UNDECIDED, Difference
 from minbert.reproduction.found import UNEVEN, Found, Results, load_results, verdicts
 from minbert.reproduction.recipes import MEAN, Finding, Paper, Row
 from minbert.tasks import CONTRASTIVE
@@ -63,9 +63,6 @@ OVERALL = {
 }
 
 
-NOT_COMPARED = "not compared"
-
-
 def write_page(
     papers: Mapping[str, Paper], results: Path, page: Path, *, draw: Callable[..., list[Path]] | None = None
 ) -> None:
@@ -99,7 +96,7 @@ def _summary(papers: Mapping[str, Paper], results: Results) -> str:
     ]
     for encoder, found in results.items():
         judged = [verdict for paper in papers.values() for verdict in verdicts(paper, found)]
-        words = Counter(map(_word, judged))
+        words = Counter(verdict.told for verdict in judged)
         runs = sum(len(row.by_seed) for row in found.values())
         counts = " | ".join(str(words[word]) for word in (HELD, DID_NOT_HOLD, UNDECIDED, NOT_COMPARED))
         lines.append(f"| {encoder} | {len(found)} of {total} | {runs} | {counts} |")
@@ -296,13 +293,9 @@ def _findings(paper: Paper, found: Mapping[str, Found]) -> list[str]:
         on = LABELS.get(one.on, one.on)
         lines.append(
             f"| {one.claim} ({one.where}; {rows}) | {on} | {_their_difference(paper, one)} | {ours} | {verdict.seeds} | "
-            f"**{_word(verdict)}**{'' if verdict.is_even else _cut(paper, one, found)} |"
+            f"**{verdict.told}**{'' if verdict.is_even else _cut(paper, one, found)} |"
         )
     return lines
-
-
-def _word(verdict: Verdict) -> str:
-    return verdict.word if verdict.seeds else NOT_COMPARED
 
 
 def _changed(paper: Paper, finding: Finding) -> list[str]:

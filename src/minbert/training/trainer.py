@@ -29,7 +29,7 @@ from minbert.data.inputs import Inputs
 from minbert.data.plan import Plan, plan
 from minbert.data.samplers import Sampler, make_sampler
 from minbert.errors import MinbertError
-from minbert.machine import choose_precision, share_gpu
+from minbert.machine import choose_precision, matrix_precision, own_stream, share_gpu
 from minbert.model.multitask import MultitaskModel
 from minbert.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from minbert.training.feeding import make_feeder
@@ -126,8 +126,8 @@ class Trainer:
         with (
             torch.random.fork_rng(devices),
             share_gpu(device),
-            _matrix_precision(self.precision),
-            _own_stream(device),
+            matrix_precision(self.precision),
+            own_stream(device),
         ):
             torch.manual_seed(self.recipe.seed)
             if resume:
@@ -390,32 +390,6 @@ def rate_factor(config: OptimizerConfig, progress: float) -> float:
         "linear": 1 - rest,
         "cosine": 0.5 * (1 + math.cos(math.pi * rest)),
     }[config.schedule]
-
-
-@contextmanager
-def _matrix_precision(precision: str) -> Iterator[None]:
-    """float32 products in tf32, for as long as the block lasts."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else before)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def _own_stream(device: torch.device) -> Iterator[None]:
-    """A stream of our own: graphs cannot be recorded on the default one. It goes before others, such as the encoder's
-    second one, whose work nobody waits for.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-    torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def _reason(error: Exception) -> str:
