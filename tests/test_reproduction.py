@@ -326,7 +326,8 @@ def test_a_result_of_another_recipe_does_not_count(papers: dict[str, Paper], rec
     (job,) = jobs_of(papers, "smith/2-mean")
     run_jobs([job], settings, Listener())
     assert is_done(job, settings)
-    assert is_done(job, replace(settings, sets=("training.train_sample=7",)))  # changes no score on dev
+    for aside in ("train_sample=7", "checkpoint_every=1", "keep=1", "log_every=3"):  # change no score on dev
+        assert is_done(job, replace(settings, sets=(f"training.{aside}",)))
     assert not is_done(job, replace(settings, steps_cap=3))
     assert not is_done(job, replace(settings, sets=("training.epochs=3",)))
     path = recipes / "smith" / "2-mean.toml"
@@ -799,15 +800,16 @@ def test_steps_of_stages_are_counted_apart_and_vectors_are_described(
     ]
 
 
-def test_runs_that_differ_in_what_was_scored_beside_are_compared(
+def test_runs_that_differ_in_what_was_scored_or_written_beside_are_compared(
     papers: dict[str, Paper], settings: Settings, tmp_path: Path
 ) -> None:
     jobs = jobs_of(papers, "smith", seeds=2)
     run_jobs([job for job in jobs if job.row.name == "1-plain"], settings, Listener())
-    aside = replace(settings, sets=("training.train_sample=0",))
+    aside = replace(settings, sets=("training.train_sample=0", "training.checkpoint_every=5"))
     run_jobs([job for job in jobs if job.row.name == "2-mean"], aside, Listener())
     page = build_page(papers, load_results(papers, settings.results), tmp_path)
-    assert "| tiny | 2 of 4 | 4 | 1 | 1 | 0 | 0 |" in page and "train_sample=0" not in page
+    assert "| tiny | 2 of 4 | 4 | 1 | 1 | 0 | 0 |" in page
+    assert "train_sample" not in page and "checkpoint_every" not in page
 
 
 def test_runs_under_different_conditions_are_shown_but_not_compared(

@@ -15,7 +15,7 @@ from typing import Any
 
 from minbert.errors import MinbertError, shown
 from minbert.reproduction.findings import Verdict, judge, scores_of
-from minbert.reproduction.jobs import Job, Settings, longest_part, made_by, was_cut
+from minbert.reproduction.jobs import ASIDE, Job, Settings, longest_part, made_by, was_cut
 from minbert.reproduction.recipes import Paper, Row
 
 
@@ -77,8 +77,9 @@ class Found:
 
 
 def _told(result: Mapping[str, Any]) -> tuple[str, ...]:
-    """What was changed for a run, but for the training rows that were scored beside: those change no score on dev."""
-    return tuple(one for one in result["reproduction"]["set"] if not one.startswith("training.train_sample="))
+    """What was changed for a run, but for what changes no score on dev."""
+    aside = {f"training.{name}" for name in ASIDE}
+    return tuple(one for one in result["reproduction"]["set"] if one.partition("=")[0].strip() not in aside)
 
 
 UNEVEN = 1.25

@@ -18,12 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from minbert.config import Recipe, data_folder
+from minbert.config import Recipe, TrainingConfig, data_folder
 from minbert.encoders import find_encoder, last_part
 from minbert.errors import MinbertError
 from minbert.preparing import check_files, pooling_weights
 from minbert.recipes import begins, differences, parse_recipe, read_recipe
 from minbert.reproduction.recipes import Paper, Row
+
+ASIDE = {name: getattr(TrainingConfig(), name) for name in ("train_sample", "checkpoint_every", "keep", "log_every")}
+"""Settings of a training that change no score on dev, what is scored or written beside it and how often; usual values."""
 
 
 @dataclass(frozen=True)
@@ -140,14 +143,14 @@ def is_done(job: Job, settings: Settings) -> bool:
 
 
 def made_by(results: Mapping[str, Any], recipe: Recipe, settings: Settings) -> bool:
-    """Were these results made by this recipe, whatever has been written about it since and however many training rows were
-    scored beside? A run that no cap shortened is one of every cap that would not have."""
+    """Were these results made by this recipe, whatever has been written about it since, scored or written beside? A
+    run that no cap shortened is one of every cap that would not have."""
     try:
         before = parse_recipe(results["recipe"])
     except (KeyError, MinbertError):  # of a version whose recipes said other things
         return False
     now = replace(portable(recipe, settings), about=before.about)
-    same: dict[str, Any] = {"train_sample": 0}
+    same: dict[str, Any] = dict(ASIDE)
     if not was_cut(results) and (not settings.steps_cap or longest_part(results) <= settings.steps_cap):
         same["max_steps"] = 0
     return not differences(_trained_with(now, **same), _trained_with(before, **same))
