@@ -52,6 +52,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "errors": scores.errors,
     "plain-cosine": scores.plain_cosine,
     "plain-cosine-whole": scores.plain_cosine_whole,
+    "more-epochs": scores.more_epochs,
     "fast-plain": scores.fast_plain,
     "speed": tables.speed,
     "goals": tables.goals,

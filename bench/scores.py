@@ -164,6 +164,20 @@ def plain_cosine_whole() -> str:
     return "\n".join([*lines, ""])
 
 
+def more_epochs() -> str:
+    """Hillebrand's best row with ten epochs and with fifteen, seed by seed: the epoch that is kept and its scores."""
+    lines = [
+        f"| minilm | seed | epoch kept | {' | '.join(TASKS.values())} | overall |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in ("6-concatenation", "7-more-epochs"):
+        for run in runs("reproduction", "minilm", "hillebrand", name, "seed*.json"):
+            kept = max(one["epoch"] for one in run["reproduction"]["history"] if one["kept"])
+            cells = [f"{value:.4f}" for value in (*(score(run, task) for task in TASKS), run["overall"]["2024"])]
+            lines.append(f"| `hillebrand/{name}` | {run['seed']} | {kept} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
 def _logged(path: Path) -> list[float]:
     """STS on dev in each evaluation of a metrics.jsonl."""
     return [json.loads(line)["scores"]["dev"]["sts"] for line in path.read_text(encoding="utf-8").splitlines()]
