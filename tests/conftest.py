@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from minbert.encoders import home
+from minbert.training.stopping import ENDING
 
 IDS = {"minilm": "minilm", "mpnet": "mpnet", "gte-small": "thenlper/gte-small"}  # as `minbert encoders get` takes them
 
@@ -109,11 +110,14 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ctrl_c_is_heard() -> Iterator[None]:
-    """Also where the tests run in the background of a shell, which ignores it; and nobody keeps it for themselves."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Also where the tests run in the background of a shell, which ignores it, or under nohup, which ignores the end of
+    the terminal; and nobody keeps it for themselves."""
+    usual = {signal.SIGINT: signal.default_int_handler, **dict.fromkeys(ENDING, signal.SIG_DFL)}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    signal.signal(signal.SIGINT, before)
+    assert {number: signal.getsignal(number) for number in usual} == usual
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,14 @@ import pytest
 import torch
 
 from minbert import experiment, finishing
-from minbert.config import SAMPLE, Recipe
+from minbert.config import SAMPLE, EnsembleConfig, Recipe
 from minbert.data.raw import fingerprint
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError
 from minbert.evaluating import evaluate_model
 from minbert.evaluation.evaluate import Evaluation
 from minbert.experiment import Run, train
+from minbert.locks import held
 from minbert.machine import choose_device
 from minbert.model.answers import Decision
 from minbert.model.manifest import read_manifest
@@ -301,6 +305,35 @@ def test_a_run_that_is_there_is_not_overwritten(finished: tuple[Recipe, Run], sm
     with pytest.raises(MinbertError, match=r"holds a run already; --resume goes on with it, --out names another"):
         train(recipe, out=run.folder, data=small_data, device="cpu")
     assert left_behind(run.folder) == before
+
+
+def test_two_do_not_train_in_one_folder(finished: tuple[Recipe, Run], small_data: Path, tmp_path: Path) -> None:
+    """Such as a run whose terminal is gone, and the same one begun again."""
+    recipe, run = finished
+    before = left_behind(run.folder)
+    for ways in ({"overwrite": True}, {"resume": True}):
+        with held(run.folder), pytest.raises(MinbertError, match="another process is training here"):
+            train(recipe, out=run.folder, data=small_data, device="cpu", **ways)
+    assert left_behind(run.folder) == before
+    many = replace(recipe, ensemble=EnsembleConfig(runs=1, models=1))
+    with held(tmp_path / "many"), pytest.raises(MinbertError, match="many: another process is training here"):
+        train(many, out=tmp_path / "many", data=small_data, device="cpu")
+    assert list((tmp_path / "many").iterdir()) == []
+    with held(run.folder):  # it was given back each time
+        pass
+
+
+def test_the_lock_ends_with_the_process_that_held_it(tmp_path: Path) -> None:
+    code = "import sys, time; from pathlib import Path; from minbert.locks import held\nwith held(Path(sys.argv[1])): print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    with pytest.raises(MinbertError, match="another process"), held(tmp_path):
+        pass
+    process.kill()
+    process.communicate()
+    with held(tmp_path):
+        pass
 
 
 def test_overwrite_replaces_all_of_it(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:

@@ -39,6 +39,12 @@ def make_recipe(encoder: Path, **training: Any) -> Recipe:
 # --- kills ----------------------------------------------------------------------------------------------------------
 
 
+def hear() -> None:
+    """A shell that runs us in the background has SIGINT ignored, nohup SIGHUP, and children inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(recipe: Path, out: Path, data: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "minbert", "train", recipe, "--out", out, "--data", data, "--device", "cpu"]
     return subprocess.Popen(
@@ -47,8 +53,7 @@ def start(recipe: Path, out: Path, data: Path, *options: str) -> subprocess.Pope
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell that runs us in the background has SIGINT ignored, which children inherit
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=hear,
     )
 
 
@@ -177,14 +182,16 @@ def test_killed_while_snapshots_come_and_go(tiny_encoder: Path, small_data: Path
 # --- Ctrl-C ---------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_ctrl_c(tiny_encoder: Path, small_data: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """Or what a scheduler or a container sends, or a terminal that is closed."""
     recipe = make_recipe(tiny_encoder, epochs=14)
     path = tmp_path / "small.toml"
     path.write_text(to_toml(recipe), encoding="utf-8")
     process = start(path, tmp_path / "run", small_data)
     wait_for_a_step(process, tmp_path / "run")
     time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert output == ""

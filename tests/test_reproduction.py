@@ -32,6 +32,7 @@ from minbert.reproduction.recipes import Finding, Paper, choose_rows, find_paper
 from minbert.reproduction.runs import Running, run_jobs
 from minbert.training.checkpoint import list_checkpoints
 from minbert.training.metrics_log import read_metrics
+from minbert.training.stopping import ENDING, asked_to_end
 
 ROOT = Path(__file__).parent.parent
 COMMON = """
@@ -165,6 +166,7 @@ class Listener:
 
     def __init__(self, *, interrupt: bool = False) -> None:
         self.interrupt = interrupt
+        self.begun: list[str] = []
         self.done: list[str] = []
         self.why: list[str] = []
         self.most = 0
@@ -173,6 +175,10 @@ class Listener:
         self.most = max(self.most, len(running))
         if self.interrupt and running and all((one.folder / "waiting").exists() for one in running):
             raise KeyboardInterrupt
+
+    def started(self, job: Job, log: Path) -> None:
+        assert log.name == f"seed{job.seed}.log"
+        self.begun.append(f"{job.row.name}:{job.seed}")
 
     def finished(self, job: Job, _results: Mapping[str, Any]) -> None:
         self.done.append(f"{job.row.name}:{job.seed}")
@@ -389,6 +395,7 @@ def test_a_row_that_fails_does_not_stop_the_others(papers: dict[str, Paper], rec
     listener = Listener()
     outcome = run_jobs(jobs_of(papers, "smith"), settings, listener)
     assert [job.row.name for job in outcome.failed] == ["2-mean"]
+    assert listener.begun == ["2-mean:1", "1-plain:1", "3-other:1"]
     assert listener.done == ["1-plain:1", "3-other:1"]
     assert listener.why[0].endswith("seed1.log: error: the dog ate it")
 
@@ -445,6 +452,50 @@ def test_ctrl_c_ends_every_run(papers: dict[str, Paper], recipes: Path, settings
     assert outcome.interrupted
     assert sorted(job.row.name for job in outcome.stopped) == ["1-plain", "2-mean"]
     assert [job.row.name for job in outcome.left] == ["3-other"]
+
+
+class Murderer(Listener):
+    def looked(self, running: list[Running], _waiting: int) -> None:
+        if running and (running[0].folder / "waiting").exists():
+            running[0].process.kill()
+
+
+def test_a_run_that_is_killed_is_not_blamed_on_its_last_words(
+    papers: dict[str, Paper], recipes: Path, settings: Settings
+) -> None:
+    (recipes / "smith" / "2-mean.waits").touch()
+    listener = Murderer()
+    outcome = run_jobs(jobs_of(papers, "smith/2-mean"), settings, listener)
+    assert [job.row.name for job in outcome.failed] == ["2-mean"]
+    assert re.fullmatch(r"killed by signal 9 \(out of memory\?\); .*seed1\.log: waiting", listener.why[0])
+
+
+class Ending(Listener):
+    """Sends this process a signal as soon as a run has come so far that it waits."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.processes: list[Any] = []
+
+    def looked(self, running: list[Running], _waiting: int) -> None:
+        if running and (running[0].folder / "waiting").exists():
+            self.processes = [one.process for one in running]
+            signal.raise_signal(self.number)
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
+@pytest.mark.parametrize("number", ENDING)
+def test_what_ends_the_command_leaves_no_run_behind(
+    papers: dict[str, Paper], recipes: Path, settings: Settings, number: int
+) -> None:
+    """A run is in a session of its own and does not hear what its parent hears."""
+    (recipes / "smith" / "2-mean.waits").touch()
+    listener = Ending(number)
+    with asked_to_end():
+        outcome = run_jobs(jobs_of(papers, "smith/2-mean"), settings, listener)
+    assert outcome.interrupted and [job.row.name for job in outcome.stopped] == ["2-mean"]
+    assert [process.poll() for process in listener.processes] == [130]
 
 
 class Impatient(Listener):
@@ -575,12 +626,22 @@ def test_a_real_row_from_the_command_line(
         tmp_path / "runs",
     ]
     words += ["--page", tmp_path / "docs" / "page.md"]
-    for told in ("0 were there, 2 run,", "2 were there, 0 run,"):
-        monkeypatch.setattr(sys, "argv", ["minbert", "reproduce", *map(str, words)])
+    more = "the same command goes on where this one ended"
+    for told, options in (
+        ("0 were there, 0 run, 0 failed, 0 stopped on the way, 2 not begun\n" + more, ["--budget", 0]),
+        ("0 were there, 2 run,", []),
+        ("2 were there, 0 run,", []),
+    ):
+        monkeypatch.setattr(sys, "argv", ["minbert", "reproduce", *map(str, [*words, *options])])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert not ended.value.code, "".join(path.read_text() for path in (tmp_path / "runs").rglob("*.log"))
-        assert told in capsys.readouterr().out
+        said = capsys.readouterr()
+        assert told in said.out and (more in said.out) == bool(options)
+        begun = (
+            [] if options or "2 were" in told else ["smith/1-plain seed 1: begins, ", "smith/2-mean seed 1: begins, "]
+        )
+        assert sorted(re.findall(r"^.* begins, ", said.err, re.MULTILINE)) == begun
     found = json.loads((tmp_path / "results" / "tiny" / "smith" / "2-mean" / "seed1.json").read_text())
     assert (found["steps"], found["planned_steps"], found["whole_steps"]) == (3, 3, 12)
     assert len(found["reproduction"]["history"]) == 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minbert.training.stopping import Stop
+from minbert.training.stopping import ENDING, Stop, asked_to_end
 
 pytestmark = pytest.mark.usefixtures("ctrl_c_is_heard")
 
@@ -107,6 +107,29 @@ def test_sigterm_that_was_made_an_interrupt_is_kept_too() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_what_ends_a_command_from_outside_is_kept_too(number: signal.Signals) -> None:
+    with asked_to_end():
+        with pytest.raises(KeyboardInterrupt), Stop() as stop:
+            press(number)
+            assert stop.asked
+        with pytest.raises(KeyboardInterrupt):
+            press(number)
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_what_is_ignored_stays_ignored(number: signal.Signals) -> None:
+    """As nohup leaves SIGHUP."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with asked_to_end():
+            press(number)
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
 
 
 def test_in_another_thread_it_is_nothing() -> None:

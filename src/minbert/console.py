@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import ROUNDED
@@ -236,6 +237,10 @@ class ReproductionWatcher:
             place = (str(record.get("epoch", "")), f"{record.get('step', 0):,}")
             table.add_row(one.job.row.key, str(one.job.seed), *place, told, minutes)
         self.live.update(table, refresh=True)
+
+    def started(self, job: Any, log: Path) -> None:
+        if self.live is None:  # nobody sees the table
+            self.console.print(f"{job.row.key} seed {job.seed}: begins, {shown(log)}", highlight=False, soft_wrap=True)
 
     def finished(self, job: Any, results: Mapping[str, Any]) -> None:
         self.done += 1

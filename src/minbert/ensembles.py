@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from minbert.config import EnsembleConfig, Recipe, data_folder
 from minbert.data.cache import TokenCache
@@ -25,11 +26,12 @@ from minbert.evaluation.evaluate import choose_decision, evaluate_task, overall
 from minbert.evaluation.results import read_results
 from minbert.experiment import Run, check_run, new_model, open_run, train
 from minbert.finishing import finish
+from minbert.locks import held
 from minbert.machine import choose_device, choose_precision, set_threads
 from minbert.model.manifest import MANIFEST, Manifest, check_members, read_manifest, update_manifest
 from minbert.model.neighbours import Neighbours
 from minbert.model.saved import save_ensemble
-from minbert.preparing import Preparing, check_same_files, prepare, train_sample_of
+from minbert.preparing import Prepared, Preparing, check_same_files, prepare, train_sample_of
 from minbert.training.trainer import Watcher
 
 
@@ -132,10 +134,26 @@ def train_ensemble(
     del first
     if resume:
         check_same_files(folder, prepared)
-    try:
+    with held(folder):
         open_run(folder, recipe, prepared, overwrite=overwrite and not resume)
-    except OSError as error:
-        raise MinbertError(f"{shown(folder)}: cannot be written ({error.strerror}); expected room for a run") from error
+        results = _train_members(
+            recipe, folder, prepared, where, data=data, device=device, resume=resume, watcher=watcher
+        )
+    return Run(folder, results)
+
+
+def _train_members(
+    recipe: Recipe,
+    folder: Path,
+    prepared: Prepared,
+    where: torch.device,
+    *,
+    data: str | Path | None,
+    device: str,
+    resume: bool,
+    watcher: Watcher,
+) -> dict[str, Any]:
+    """The runs, and of their best snapshots one model; returns its results."""
     runs: dict[int, Mapping[str, Any]] = {}
     for own in members_of(recipe):
         if isinstance(watcher, Preparing):
@@ -164,7 +182,7 @@ def train_ensemble(
         results = finish(recipe, folder, prepared, sample, together.outputs_of, done, where)
     except OSError as error:
         raise MinbertError(f"{shown(folder)}: results not written ({error.strerror}); --resume tries again") from error
-    return Run(folder, results)
+    return results
 
 
 def members_of(recipe: Recipe) -> list[Recipe]:

@@ -28,6 +28,7 @@ from minbert.errors import MinbertError, shown
 from minbert.evaluation.evaluate import quick_scores
 from minbert.evaluation.results import read_results, write_json
 from minbert.finishing import done_by, finish, geometries
+from minbert.locks import held
 from minbert.machine import choose_device, set_threads
 from minbert.model.manifest import Manifest
 from minbert.model.multitask import MultitaskModel, outputs_of
@@ -117,19 +118,20 @@ def train(
     if resume:
         for path, found in prepared.items():
             check_same_files(path, found)
-    _open(folder, recipe, prepared[folder], overwrite=overwrite and not resume)
-    for message in idle_settings(recipe):
-        watcher.warn(message)
-    for path, part in left.items():
-        if recipe.stages and isinstance(watcher, StageWatcher):
-            watcher.entering(part.name, len(done) + 1, len(parts))
-        if path != next(iter(left)):
-            made = new_model(part, where, start=_encoder_of(done))
-        if path != folder:
-            _open(path, part, prepared[path], overwrite=not resume)
-        results = _train_part(part, path, made, prepared[path], where, resume=resume, watcher=watcher)
-        done.append(path)
-        _forget_checkpoints(done, folder)
+    with held(folder):
+        open_run(folder, recipe, prepared[folder], overwrite=overwrite and not resume)
+        for message in idle_settings(recipe):
+            watcher.warn(message)
+        for path, part in left.items():
+            if recipe.stages and isinstance(watcher, StageWatcher):
+                watcher.entering(part.name, len(done) + 1, len(parts))
+            if path != next(iter(left)):
+                made = new_model(part, where, start=_encoder_of(done))
+            if path != folder:
+                open_run(path, part, prepared[path], overwrite=not resume)
+            results = _train_part(part, path, made, prepared[path], where, resume=resume, watcher=watcher)
+            done.append(path)
+            _forget_checkpoints(done, folder)
     return Run(folder, results)
 
 
@@ -269,15 +271,15 @@ def check_run(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
         raise MinbertError(f"{shown(folder)} holds a run already; --resume goes on with it, --out names another folder")
 
 
-def _open(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
+def open_run(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
+    """Only now, when recipe, encoder and data were found good, is an older run replaced or a new one begun."""
     try:
-        open_run(folder, recipe, prepared, overwrite=overwrite)
+        _open(folder, recipe, prepared, overwrite=overwrite)
     except OSError as error:
         raise MinbertError(f"{shown(folder)}: cannot be written ({error.strerror}); expected room for a run") from error
 
 
-def open_run(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
-    """Only now, when recipe, encoder and data were found good, is an older run replaced or a new one begun."""
+def _open(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "recipe.toml"
     if overwrite:

@@ -65,11 +65,12 @@ def train(
     from minbert.evaluation.results import write_json
     from minbert.experiment import train as run_training
     from minbert.recipes import read_recipe
+    from minbert.training.stopping import asked_to_end
 
     sets = [*(set or []), *([f"model.encoder={encoder}"] if encoder else [])]
     chosen = read_recipe(recipe, sets=sets, seed=seed)
     try:
-        with RunWatcher() as watcher:
+        with asked_to_end(), RunWatcher() as watcher:
             run = run_training(
                 chosen, out=out_dir, data=data, device=device, resume=resume, overwrite=overwrite, watcher=watcher
             )
@@ -242,6 +243,7 @@ def reproduce(
     from minbert.reproduction.page import write_page
     from minbert.reproduction.recipes import choose_rows, find_papers
     from minbert.reproduction.runs import Outcome, run_jobs
+    from minbert.training.stopping import asked_to_end
 
     papers = find_papers(recipes)
     rows = choose_rows(papers, targets or [])
@@ -264,7 +266,7 @@ def reproduce(
         )
         planned = plan_jobs(papers, rows, seeds=seeds)
         check_ready(planned, settings)
-        with ReproductionWatcher() as watcher:
+        with asked_to_end(), ReproductionWatcher() as watcher:
             outcome = run_jobs(planned, settings, watcher)
         before = len(planned) - sum(map(len, (outcome.done, outcome.failed, outcome.stopped, outcome.left)))
         out.print(
@@ -272,6 +274,8 @@ def reproduce(
             f"{len(outcome.stopped)} stopped on the way, {len(outcome.left)} not begun",
             highlight=False,
         )
+        if outcome.stopped or outcome.left:
+            out.print("the same command goes on where this one ended")
     write_page(papers, results, page, draw=draw_all)
     out.print(f"written: {shown(page)}", highlight=False, soft_wrap=True)
     if outcome.failed or outcome.interrupted:

@@ -35,6 +35,7 @@ from minbert.training.metrics_log import read_metrics
 
 PATIENCE = 60.0  # seconds that each run has to end once it was asked to: a step, and a checkpoint of up to 2 GB
 MISTAKES = 5  # of each direction, in the error analysis
+KILL = 9  # what Linux sends where there is no memory left
 TAIL = 8192  # bytes at the end of metrics.jsonl that hold its last line
 
 
@@ -61,6 +62,7 @@ class Watcher(Protocol):
     """Is told how it goes."""
 
     def looked(self, running: list[Running], waiting: int) -> None: ...
+    def started(self, job: Job, log: Path) -> None: ...
     def finished(self, job: Job, results: Mapping[str, Any]) -> None: ...
     def failed(self, job: Job, why: str) -> None: ...
 
@@ -86,6 +88,7 @@ def run_jobs(jobs: Iterable[Job], settings: Settings, watcher: Watcher) -> Outco
             while len(running) < settings.jobs and (job := _next_of(outcome.left, running, settings)):
                 running.append(start(job, settings))
                 outcome.left.remove(job)
+                watcher.started(job, log_of(running[-1].folder))
             watcher.looked(running, len(outcome.left))
             time.sleep(settings.poll)
             for one in [one for one in running if one.process.poll() is not None]:
@@ -181,7 +184,7 @@ def _settle(one: Running, settings: Settings, outcome: Outcome, watcher: Watcher
         outcome.stopped.append(job)
     else:
         outcome.failed.append(job)
-        watcher.failed(job, _last_words(log_of(one.folder)))
+        watcher.failed(job, _why(one))
 
 
 def _hand_on(folder: Path, later: Path) -> None:
@@ -240,6 +243,12 @@ def _without_folders(notes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _last_words(log: Path) -> str:
+def _why(one: Running) -> str:
+    """What is known of a run that failed: how it was killed, and the last that it printed."""
+    log = log_of(one.folder)
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return f"{shown(log)}: {lines[-1] if lines else 'nothing was printed'}"
+    last = f"{shown(log)}: {lines[-1] if lines else 'nothing was printed'}"
+    if one.process.returncode >= 0:
+        return last
+    number = -one.process.returncode
+    return f"killed by signal {number}{' (out of memory?)' if number == KILL else ''}; {last}"

@@ -8,18 +8,40 @@
                 break
 
 Leaving the block raises the KeyboardInterrupt that was kept. A second Ctrl-C is not kept: it ends the run at once.
+
+    with asked_to_end():        # what ends a command from outside is Ctrl-C too
+        train()
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)  # the latter where somebody has made it a KeyboardInterrupt
+ENDING = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+)  # Windows has no SIGHUP
+SIGNALS = (signal.SIGINT, *ENDING)  # the latter where somebody has made them a KeyboardInterrupt
 Found = TypeVar("Found")
+
+
+@contextmanager
+def asked_to_end() -> Iterator[None]:
+    """A KeyboardInterrupt for what a scheduler, a container or a terminal that closes sends, where it would have been the
+    end. What is ignored (nohup) or has a handler stays as it is."""
+    listens = threading.current_thread() is threading.main_thread()  # others may not change it
+    changed = [number for number in ENDING if listens and signal.getsignal(number) is signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class Stop:
