@@ -588,6 +588,8 @@ def test_the_recipe_of_the_page_can_be_read(tmp_path: Path) -> None:
     recipe = read_recipe(tmp_path / "page.toml")
     assert [len(task.views) for task in recipe.tasks] == [2, 3, 2, 2]
     assert {task.loss for task in recipe.tasks} == {"simcse", "mnr", "info-nce"}
+    for task in recipe.tasks:  # rows that do not belong together are no partners
+        assert task.is_contrastive or task.threshold or task.only == "duplicate"
 
 
 def test_overall_leaves_out_what_is_only_a_means() -> None:

@@ -667,9 +667,21 @@ def test_report_and_compare(trained: Run, runs: list[Run], tmp_path: Path) -> No
         ({"ensemble": {"runs": 0, "models": 1}}, "ensemble.runs is 0; expected 1 or more"),
         ({"ensemble": {"model": 1}}, 'unknown key "model" (did you mean "models"?); known: models, runs'),
         ({"training": {"snapshots": -1}}, "training.snapshots is -1; expected 0 or more"),
+        *(
+            (
+                {
+                    "ensemble": {"models": 1},
+                    "tasks": {"sst": {}, "beside": {"kind": kind, "train": "a.tsv", "text": "a"}},
+                },
+                f"ensemble.models is 1, and beside is a {kind} task, which has no answers to take the mean of; "
+                "expected it in a stage, or no ensemble",
+            )
+            for kind in ("contrastive", "masked")
+        ),
     ],
 )
 def test_recipes_that_cannot_be(tables: dict[str, Any], expected: str) -> None:
+    """Said before any training."""
     assert refusal(lambda: parse_recipe({"tasks": {"sst": {}}, **tables})).endswith(expected)
 
 

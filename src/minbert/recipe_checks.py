@@ -10,7 +10,7 @@ from typing import Any, get_args
 from minbert.config import Recipe
 from minbert.errors import MinbertError, suggest
 from minbert.task_checks import check_class
-from minbert.tasks import BUILT_IN, CONTRASTIVE, PartOfSpeech, Task
+from minbert.tasks import BUILT_IN, CONTRASTIVE, PartOfSpeech, Task, counted
 
 SEVERAL = ("all", "mixed")  # the samplers whose steps have several tasks
 LIMITS = {
@@ -85,7 +85,8 @@ def check_recipe(recipe: Recipe, where: str) -> None:
     _check_weights(recipe, where)
     if training.best == "task" and not training.best_task:
         raise MinbertError(f'{where}: training.best is "task"; expected training.best_task to say which')
-    if training.best == "weighted-mean" and not any(training.best_weights.get(name, 1) for name in names):
+    weights = dict.fromkeys(counted(dict.fromkeys(names, 1.0), {task.name: task for task in recipe.tasks}), 1.0)
+    if training.best == "weighted-mean" and not any((weights | training.best_weights).values()):
         raise MinbertError(f"{where}: training.best_weights are all 0; expected one above for at least one task")
     if sampler.order and set(sampler.order) != set(trained):
         left = ", ".join(sorted(set(trained) - set(sampler.order)))
@@ -161,6 +162,12 @@ def _check_contrastive(recipe: Recipe, where: str) -> None:
 
 def _check_ensemble(recipe: Recipe, where: str) -> None:
     runs, models, training = recipe.ensemble.runs, recipe.ensemble.models, recipe.training
+    for task in recipe.tasks:
+        if models and not task.has_label:
+            raise MinbertError(
+                f"{where}: ensemble.models is {models}, and {task.name} is a {task.kind} task, which has no answers to take "
+                "the mean of; expected it in a stage, or no ensemble"
+            )
     if runs > 1 and not models:
         raise MinbertError(f"{where}: ensemble.runs is {runs} and ensemble.models 0; expected 1 or more models")
     most = min(training.snapshots or models, models if training.evaluate_every else training.epochs)  # of each run

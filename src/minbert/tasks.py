@@ -8,6 +8,7 @@ there are stands here too; which of them go together is checked in `task_checks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -230,6 +231,12 @@ def metric_names(task: Task) -> tuple[str, ...]:
     if task.is_classification:
         return ("accuracy", "macro-f1", "mean-class-accuracy", "roc-auc")
     return ("pearson", "spearman")
+
+
+def counted(scores: Mapping[str, float], tasks: Mapping[str, Task]) -> dict[str, float]:
+    """The scores that make a mean. A contrastive or a masked task is a means to the others' end: it counts only where
+    there is no other."""
+    return {name: score for name, score in scores.items() if tasks[name].has_label} or dict(scores)
 
 
 FIVE = ("very negative", "negative", "neutral", "positive", "very positive")

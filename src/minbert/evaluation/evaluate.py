@@ -25,7 +25,7 @@ from minbert.evaluation.metrics import (
     per_class_accuracy,
 )
 from minbert.model.answers import Answers, Decision, decode
-from minbert.tasks import Task
+from minbert.tasks import Task, counted
 
 if TYPE_CHECKING:
     from minbert.model.multitask import MultitaskModel
@@ -122,13 +122,10 @@ def choose_decision(task: Task, labels: NDArray[np.float64], outputs: NDArray[np
 
 
 def overall(scores: Mapping[str, float], tasks: Mapping[str, Task]) -> dict[str, float]:
-    """The two rules of the course: 2023, the mean; 2024, the mean with correlations as (r + 1) / 2.
-
-    A contrastive task is a means to the others' end: it counts only where there is no other.
-    """
+    """The two rules of the course: 2023, the mean; 2024, the mean with correlations as (r + 1) / 2."""
     kinds = {name: task.kind for name, task in tasks.items()}
-    counted = {name: score for name, score in scores.items() if kinds[name] != "contrastive"} or scores
-    return {"2023": overall_2023(counted), "2024": overall_2024(counted, kinds)}
+    found = counted(scores, tasks)
+    return {"2023": overall_2023(found), "2024": overall_2024(found, kinds)}
 
 
 def labels_of(inputs: Inputs) -> NDArray[np.float64]:

@@ -16,8 +16,16 @@ GAP = 1e-9  # what the mixture may be off its best, in squares of the longest gr
 
 
 def avert_conflicts(gram: NDArray[np.float64], c: float) -> NDArray[np.float64]:
-    """CAGrad's factors, (tasks,): d = g0 + c |g0| / |gw| gw, where gw is the tasks' mixture that the dual finds."""
-    tasks = len(gram)
+    """CAGrad's factors, (tasks,): d = g0 + c |g0| / |gw| gw, where gw is the tasks' mixture that the dual finds.
+
+    A task without a gradient is left out: no direction changes it, but as the worst off it would decide the mixture.
+    """
+    tasks, active = len(gram), gram.diagonal() > 0
+    if not active.all():
+        weights = np.ones(tasks)
+        if active.any():
+            weights[active] = avert_conflicts(gram[np.ix_(active, active)], c)
+        return weights
     mean_length = math.sqrt(max(0.0, gram.mean()))
     mixture = solve_dual(gram, c * mean_length)
     # A mixture much shorter than what it is made of is the rounding of dot products: it fades out.

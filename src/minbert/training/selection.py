@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minbert.config import TrainingConfig
+from minbert.tasks import Task, counted
 
 MODEL = "model"
 SNAPSHOTS = "models"
@@ -18,6 +19,7 @@ class Selection:
     """Told the dev score of each task after every evaluation; says in which folders of the run to keep the model."""
 
     config: TrainingConfig
+    tasks: Mapping[str, Task]
     best: dict[str, float] = field(default_factory=dict)
     """What is to be beaten: the best aggregate so far, under "*", and a score of each task: its best so far or, with the
     rule any-improves, that of the model that is kept."""
@@ -31,10 +33,10 @@ class Selection:
         known = {task: 0.0 if math.isnan(score) else score for task, score in scores.items()}
         if self.config.best == "task":
             return known[self.config.best_task]
-        weights = dict.fromkeys(known, 1.0)
+        weights = dict.fromkeys(counted(known, self.tasks), 1.0)
         if self.config.best == "weighted-mean":
-            weights |= self.config.best_weights
-        return sum(weights[task] * score for task, score in known.items()) / sum(weights[task] for task in known)
+            weights |= {task: weight for task, weight in self.config.best_weights.items() if task in known}
+        return sum(weight * known[task] for task, weight in weights.items()) / sum(weights.values())
 
     def update(self, scores: Mapping[str, float]) -> list[str]:
         """Folders to save this model in: "model", and with the rule per-task "models/TASK" for each task that rose."""
@@ -42,7 +44,8 @@ class Selection:
         risen = [task for task, score in scores.items() if score > self.best.get(task, -math.inf)]
         better = aggregate > self.best.get("*", -math.inf)
         self.stale = 0 if better else self.stale + 1
-        keep = {"any-improves": bool(risen), "last": True}.get(self.config.best, better)
+        first = "*" not in self.best  # kept in any case, also where no task has a score that can be computed
+        keep = {"any-improves": bool(risen) or first, "last": True}.get(self.config.best, better)
         if self.config.best == "any-improves" and keep:
             # "Improvement in any single task from the previous state of the model" (Vinjapuri & Vasireddy): all
             # scores to beat are those of one model, the one that this replaces, and not each task's best ever.

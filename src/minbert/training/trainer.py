@@ -107,7 +107,7 @@ class Trainer:
         self.optimizer, self.average = self.work.optimizer, self.work.average
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.feeder = make_feeder(self.work, data, recipe.training)
-        self.selection = Selection(training)
+        self.selection = Selection(training, {task.name: task for task in recipe.tasks})
         self.step = 0  # batches done
         self.rows = 0  # rows in them
         self.seconds = 0.0  # spent in earlier sessions of this run
