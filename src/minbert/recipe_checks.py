@@ -153,6 +153,11 @@ def _check_contrastive(recipe: Recipe, where: str) -> None:
             f"({', '.join(CONTRASTIVE)}); expected 0: other losses take smaller batches and training.accumulate"
         )
     for task in recipe.tasks:
+        if task.distinct_batches and recipe.sampler.kind == "mixed":
+            raise MinbertError(
+                f'{where}: [tasks.{task.name}] distinct_batches with sampler.kind "mixed", whose batches are of all tasks; '
+                'expected another sampler, such as "proportional"'
+            )
         if training.loss_weighting == "uncertainty" and task.loss == "info-nce-printed":
             raise MinbertError(
                 f'{where}: training.loss_weighting is "uncertainty", and the loss of {task.name}, "{task.loss}", can be '

@@ -133,6 +133,9 @@ def _check_numbers(task: Task, where: str) -> None:
         raise MinbertError(f"{where} scale is {task.scale}; expected more than 0")
     if task.loss in CONTRASTIVE and (task.label_smoothing or task.class_weights):
         raise MinbertError(f'{where} loss "{task.loss}" has no use for label_smoothing and class_weights')
+    if task.distinct_batches and task.loss not in CONTRASTIVE:
+        expected = f"it with a contrastive loss: {', '.join(CONTRASTIVE)}"
+        raise MinbertError(f'{where} distinct_batches with loss "{task.loss}"; expected {expected}')
     if task.temperature < 0 or (task.temperature and task.loss not in CONTRASTIVE):
         expected = "more than 0" if task.temperature < 0 else f"it with a contrastive loss: {', '.join(CONTRASTIVE)}"
         raise MinbertError(f'{where} temperature is {task.temperature} with loss "{task.loss}"; expected {expected}')

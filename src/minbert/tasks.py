@@ -83,6 +83,9 @@ class Task:
     middle of the scale."""
     temperature: float = 0.0
     """For the contrastive losses: what a cosine is divided by; 0: the usual one of the loss, see CONTRASTIVE."""
+    distinct_batches: bool = False
+    """For the contrastive losses: no batch holds a text twice, as far as the data allow that; one that comes back would be
+    a negative of itself."""
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
     """One factor a class for the loss, for instance to undo a skewed training set."""

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from minbert.config import SamplerConfig
 from minbert.data.batches import plan_batches
+from minbert.data.repeats import part_repeats
 from minbert.errors import MinbertError, suggest
 
 PASSES, ORDER, THINNING = 1, 2, 11  # what a generator is for: a task's own rows, the order among tasks, steps to keep
@@ -75,6 +76,8 @@ class Stream:
     fraction: float
     budget: Budget
     seed: int
+    texts: NDArray[np.int64] | None = None
+    """(rows, texts of a row), numbered: where given, rows with a text in common are kept out of one batch."""
 
     @property
     def size(self) -> int:
@@ -95,7 +98,10 @@ class Stream:
     def one_pass(self, number: int) -> list[Part]:
         rng = np.random.default_rng([self.seed, PASSES, self.index, number])
         rows = self.choose(rng)
-        return [Part(self.task, rows[batch], number) for batch in self.budget.cut(self.lengths[rows], rng)]
+        batches = self.budget.cut(self.lengths[rows], rng)
+        if self.texts is not None:
+            batches = part_repeats(batches, self.texts[rows], self.lengths[rows], tokens=self.budget.tokens)
+        return [Part(self.task, rows[batch], number) for batch in batches]
 
     def passes(self) -> Iterator[list[Part]]:
         return map(self.one_pass, count())
@@ -351,6 +357,7 @@ def make_sampler(
     batch_size: int,
     batch_tokens: int = 0,
     fractions: Mapping[str, float] | None = None,
+    texts: Mapping[str, NDArray[np.int64]] | None = None,
     max_steps: int = 0,
     seed: int,
 ) -> Sampler:
@@ -363,14 +370,15 @@ def make_sampler(
         batch_size: rows of a batch, at most.
         batch_tokens: tokens of a batch, padding counted, at most; 0: only the rows count.
         fractions: how much of a task's rows a pass takes: below 1 a fresh random part, 2 each row twice; default 1.
+        texts: numbered texts of each row, (rows, texts), of tasks none of whose batches shall hold a text twice.
         max_steps: a longer run is thinned to so many; 0: none is.
         seed: from which all randomness comes.
     """
-    fractions = fractions or {}
+    fractions, texts = fractions or {}, texts or {}
     _check(config, lengths, fractions, seed)
     budget = Budget(batch_size, batch_tokens)
     streams = {
-        task: Stream(task, index, np.asarray(tokens), fractions.get(task, 1.0), budget, seed)
+        task: Stream(task, index, np.asarray(tokens), fractions.get(task, 1.0), budget, seed, texts.get(task))
         for index, (task, tokens) in enumerate(lengths.items())
     }
     return thinned(SAMPLERS[config.kind](config, streams, epochs, budget, seed), max_steps)

@@ -27,6 +27,7 @@ from torch import Tensor
 from minbert.config import OptimizerConfig, Recipe
 from minbert.data.inputs import Inputs
 from minbert.data.plan import Plan, plan
+from minbert.data.repeats import number_texts
 from minbert.data.samplers import Sampler, make_sampler
 from minbert.errors import MinbertError
 from minbert.machine import choose_precision, matrix_precision, own_stream, share_gpu
@@ -96,6 +97,7 @@ class Trainer:
             batch_size=training.batch_size,
             batch_tokens=training.batch_tokens,
             fractions={task.name: task.fraction for task in recipe.trained},
+            texts={task.name: number_texts(data[task.name].views) for task in recipe.trained if task.distinct_batches},
             max_steps=training.max_steps,
             seed=recipe.seed,
         )
