@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minbert.evaluation.mistakes import load_mistakes, markdown
+from minbert.evaluation.mistakes import BOLD, load_mistakes, markdown
+from minbert.evaluation.slices import FEW, columns_of
 from minbert.reproduction.findings import DID_NOT_HOLD, HELD, UNDECIDED
 from minbert.reproduction.found import Found, load_results, verdicts
-from minbert.reproduction.recipes import MEAN, Paper, find_papers
+from minbert.reproduction.recipes import MEAN, Paper, Row, find_papers
 
 RESULTS = Path(__file__).parent.parent / "results"
+RECIPES = RESULTS.parent / "recipes"
 TASKS = {"sst": "SST", "quora": "Quora", "sts": "STS"}
 NOT_YET = "Not measured yet.\n"
 Run = Mapping[str, Any]
@@ -101,7 +103,7 @@ def fast_plain() -> str:
 
 def papers() -> str:
     """Of each paper its best row, theirs and ours, and how many of its findings held."""
-    known = find_papers(RESULTS.parent / "recipes")
+    known = find_papers(RECIPES)
     results = load_results(known, RESULTS / "reproduction")
     words = (HELD, DID_NOT_HOLD, UNDECIDED)
     columns = ["paper", "rows", "its best row, their overall", *results, *(f"findings: {words[0]}", *words[1:])]
@@ -183,6 +185,99 @@ def _logged(path: Path) -> list[float]:
     return [json.loads(line)["scores"]["dev"]["sts"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+DIFFERENCES = (
+    *(f"hillebrand/{name}" for name in ("2-multi-dataset", "3-cosine-similarity", "4-mean-pooling", "5-multi-task")),
+    "beyond/absolute-difference",
+    "hillebrand/6-concatenation",
+)
+"""Rows in which Quora's head reads u - v, then those in which it reads |u - v|."""
+
+
+def difference() -> str:
+    """Quora in whole runs of these rows: how often right, how well ordered, and how often the answer is yes."""
+    lines = ["| Quora on dev, minilm | accuracy | ROC area | answered yes | seeds |", "|---|---|---|---|---|"]
+    labels = set()
+    for key in DIFFERENCES:
+        found = [run["dev"]["quora"] for run in runs("reproduction", "minilm", *key.split("/"), "seed*.json")]
+        if not found:
+            continue
+        columns = [[one["metrics"][name]["value"] for one in found] for name in ("accuracy", "roc-auc")]
+        tables = [one["confusion"] for one in found]  # rows are labels, columns answers
+        columns.append([sum(answers[1] for answers in table) / sum(map(sum, table)) for table in tables])
+        labels |= {f"{sum(table[1]) / sum(map(sum, table)):.3f}" for table in tables}
+        lines.append(f"| `{key}` | {' | '.join(_spread(values) for values in columns)} | {len(found)} |")
+    note = f"Means over the seeds (lowest to highest). Of the labels {' or '.join(sorted(labels))} are yes."
+    return "\n".join([*lines, "", note, ""]) if labels else NOT_YET
+
+
+def future_work() -> str:
+    """What starts from Hillebrand's best row, and that row: whole runs, with the dropout before the cosine that each had."""
+    best = COSINES["hillebrand"]
+    groups = [(best, "minilm", runs("lab", "plain-cosine", "whole-with", "hillebrand-seed*.json"))]
+    for encoder, key in (
+        ("minilm", best),
+        ("minilm", "beyond/abbreviations-first"),
+        ("minilm", "beyond/verb-pooling"),
+        ("mpnet", best),
+    ):
+        groups.append((key, encoder, runs("reproduction", encoder, *key.split("/"), "seed*.json")))
+    lines = ["| recipe | encoder | dropout before the cosine | overall | seeds |", "|---|---|---|---|---|"]
+    for key, encoder, found in groups:
+        if not found:
+            continue
+        recipes = [run["recipe"] for run in found]
+        dropouts = {one["tasks"]["sts"].get("dropout", one["model"]["dropout"]) for one in recipes}
+        dropout = " or ".join(f"{value:g}" for value in sorted(dropouts))
+        totals = [run["overall"]["2024"] for run in found]
+        lines.append(f"| `{key}` | {encoder} | {dropout} | {_spread(totals)} | {len(found)} |")
+    return "\n".join([*lines, ""])
+
+
+def _spread(values: Sequence[float]) -> str:
+    """The mean, and the least and the most of several."""
+    mean = f"{statistics.mean(values):.3f}"
+    return mean if len(values) < 2 else f"{mean} ({min(values):.3f} to {max(values):.3f})"
+
+
+EXPLANATIONS = {
+    ("quora", "words in common"): 1,
+    ("quora", "words of the longer text"): 2,
+    ("sst", "a negation"): 0,
+    ("sst", "a contrast"): 0,
+    ("sst", "a word of degree"): 0,
+    ("quora", "numbers"): 1,
+    ("sts", "numbers"): 1,
+    ("quora", "initials for a name"): 2,
+    ("sts", "initials for a name"): 1,
+}
+"""Which column of a division of the mistakes each explanation is about."""
+
+
+def explanations() -> str:
+    """What the papers say of mistakes, asked of Hillebrand's best row with mpnet, seed by seed."""
+    paths = sorted((RESULTS / "reproduction" / "mpnet" / COSINES["hillebrand"]).glob("mistakes-seed*.json"))
+    if not paths:
+        return NOT_YET
+    tasks = [{each.task: each for each in load_mistakes(path)} for path in paths]
+    seeds = [path.stem.rpartition("seed")[2] for path in paths]
+    lines = [
+        f"| task | texts | | rate | of rows | {' | '.join(f'seed {seed}' for seed in seeds)} |",
+        "|" + "---|" * (5 + len(seeds)),
+    ]
+    for (task, by), column in EXPLANATIONS.items():
+        name = columns_of(tasks[0][task].classes)[column]
+        for group in [part.group for part in tasks[0][task].slices if part.by == by]:
+            rates, cells = [], []
+            for slices in (found[task].slices for found in tasks):
+                (rate,) = (part.rates[column] for part in slices if (part.by, part.group) == (by, group))
+                unusual = rate.differs(slices[0].rates[column].value)
+                rates.append(rate)
+                cells.append(rate.interval if rate.rows < FEW else f"**{rate}**" if unusual else str(rate))
+            lines.append(f"| {TASKS[task]} | {by} | {group} | {name} | {rates[0].rows:,} | {' | '.join(cells)} |")
+    age = " Made before the recipe was last changed." if any(map(_is_older, paths)) else ""
+    return "\n".join([*lines, "", f"`{COSINES['hillebrand']}` with mpnet.{age} {BOLD}", ""])
+
+
 def errors() -> str:
     """The error analysis of the best run: of those whose mistakes `minbert reproduce` kept, the one with the highest mean."""
     kept = sorted((RESULTS / "reproduction").glob("*/*/*/mistakes-seed*.json"))
@@ -192,7 +287,8 @@ def errors() -> str:
     best, path = max(scored, key=lambda pair: overall(pair[0]))
     head = [
         f"`recipes/{best['reproduction']['row']}.toml` with {best['encoder']}, seed {best['seed']}, {best['steps']:,} steps:",
-        f"a plain mean of {overall(best):.3f} on the course's dev sets.",
+        f"a plain mean of {overall(best):.3f} on the course's dev sets."
+        + (" Made before the recipe was last changed." if _is_older(path) else ""),
         "",
     ]
     return "\n".join([*head, *markdown(load_mistakes(path), texts=False), ""])
@@ -200,6 +296,14 @@ def errors() -> str:
 
 def _result_of(mistakes: Path) -> Path:
     return mistakes.with_name(mistakes.name.removeprefix("mistakes-"))
+
+
+def _is_older(mistakes: Path) -> bool:
+    """Are they of a run that was made before its recipe was last changed?"""
+    run = json.loads(_result_of(mistakes).read_text(encoding="utf-8"))
+    recipe = RECIPES / f"{run['reproduction']['row']}.toml"
+    row = Row(recipe.parent.name, recipe.stem, recipe)
+    return recipe.exists() and not Found(row, mistakes.parents[2].name, {run["seed"]: run}).is_current
 
 
 def _their_overall(paper: Paper) -> str:

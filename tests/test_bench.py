@@ -21,6 +21,8 @@ from bench.models import SHAPES, TOKENIZER, Model, find_model
 from bench.serve import reading_alike
 from bench.settings import Settings
 
+from minbert.evaluation.mistakes import BOLD, TaskMistakes, write_mistakes
+from minbert.evaluation.slices import Rate, Slice
 from minbert.experiment import new_model
 from minbert.model.encoder import EncoderConfig
 from minbert.model.pretrained import load_encoder
@@ -252,6 +254,53 @@ def test_the_mistakes_shown_are_those_of_the_run_with_the_highest_mean(
         "`recipes/paper/2-best.toml` with minilm, seed 2, 1,200 steps:\na plain mean of 0.700 on the course's dev sets.\n"
     )
     assert "accuracy of 2-best" in scores.errors()
+
+
+def test_tables_about_quora_and_future_work_are_of_the_runs_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scores, "RESULTS", tmp_path)
+    assert scores.difference() == scores.NOT_YET
+    folder = tmp_path / "reproduction" / "minilm" / "hillebrand"
+    for seed, accuracy in ((1, 0.5), (2, 0.6)):
+        metrics = {name: {"value": accuracy} for name in ("accuracy", "roc-auc")}
+        run = {"dev": {"quora": {"metrics": metrics, "confusion": [[2, 4], [1, 3]]}}}
+        save(folder / "3-cosine-similarity", f"seed{seed}", run)
+        recipe = {"model": {"dropout": 0.1}, "tasks": {"sts": {"dropout": 0.0} if seed == 2 else {}}}
+        save(folder / "6-concatenation", f"seed{seed}", run | {"recipe": recipe, "overall": {"2024": accuracy}})
+    row = "0.550 (0.500 to 0.600) | 0.550 (0.500 to 0.600) | 0.700 (0.700 to 0.700) | 2 |"
+    assert f"| `hillebrand/3-cosine-similarity` | {row}" in scores.difference()
+    assert "Of the labels 0.400 are yes." in scores.difference() and "5-multi-task" not in scores.difference()
+    row = "| `hillebrand/6-concatenation` | minilm | 0 or 0.1 | 0.550 (0.500 to 0.600) | 2 |"
+    assert scores.future_work().splitlines()[2:] == [row]
+
+
+def test_explanations_of_mistakes_are_asked_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "RESULTS", tmp_path)
+    monkeypatch.setattr(scores, "EXPLANATIONS", {("sst", "a negation"): 0})
+    assert scores.explanations() == scores.NOT_YET
+    folder = tmp_path / "reproduction" / "mpnet" / "hillebrand" / "6-concatenation"
+    for seed, share in ((1, 0.5), (2, 0.8)):
+        save(folder, f"seed{seed}", {"seed": seed, "reproduction": {"row": "hillebrand/no-such-row"}})
+        groups = [
+            ("all", "", 40, 0.5),
+            ("a negation", "no", 31, share),
+            ("a negation", "yes", 9, 0.8),
+            ("words", "", 40, 1),
+        ]
+        slices = [
+            Slice(*names, rows, [Rate(value, value - 0.1, value + 0.1, rows, ".1%")]) for *names, rows, value in groups
+        ]
+        mistakes = TaskMistakes("sst", "", 40, ["news", "sport", "art"], [], slices)
+        write_mistakes([mistakes], folder / f"mistakes-seed{seed}.json")
+    assert scores.explanations().splitlines() == [
+        "| task | texts | | rate | of rows | seed 1 | seed 2 |",
+        "|---|---|---|---|---|---|---|",
+        "| SST | a negation | no | wrong | 31 | 50.0% | **80.0%** |",
+        "| SST | a negation | yes | wrong | 9 | too few to say | too few to say |",
+        "",
+        f"`hillebrand/6-concatenation` with mpnet. {BOLD}",
+    ]
 
 
 def test_every_block_of_a_page_is_known_and_can_be_written() -> None:

@@ -76,7 +76,7 @@ def test_a_direction_without_rows_has_no_rate() -> None:
     found = by_name(slices(rows, TWO))
     alike = found["words in common", "three quarters or more"]
     assert [str(rate) for rate in alike.rates] == ["0.0%", "", "0.0%"] and alike.rates[1].interval == ""
-    assert not alike.rates[1].differs(0.9) and alike.rates[0].differs(0.9)
+    assert not alike.rates[1].differs(0.9)
 
 
 def test_scores_by_lengths_and_numbers() -> None:
@@ -90,10 +90,28 @@ def test_scores_by_lengths_and_numbers() -> None:
     assert [rate.value for rate in found["all", ""].rates] == pytest.approx([0.5, 1.0])
     assert found["numbers", "others"].rates[0].value == 2.5 and str(found["numbers", "others"].rates[0]) == "+2.50"
     assert str(found["numbers", "the same"].rates[1]) == "0.50"
-    assert found["numbers", "the same"].rates[1].interval == ""  # of one row there is none
+    assert found["numbers", "the same"].rates[1].interval == "too few to say"
     assert found["numbers", "none"].rows == 2
     assert found["words of the longer text", "more than twice as many"].rows == 1
     assert found["words of the longer text", "up to twice as many"].rows == 2
+
+
+def test_below_ten_rows_there_is_no_interval_and_no_verdict() -> None:
+    rows = [pair("He has 2 cats", "He has 3 cats", 0.0, 5.0 if place == 0 else 0.1) for place in range(9)]
+    rows += [pair("a cat", "a dog", 1.0, 1.0 + place / 100) for place in range(10)]
+    found = by_name(slices(rows, ()))
+    few, enough = found["numbers", "others"], found["numbers", "none"]
+    assert (few.rows, enough.rows) == (9, 10)
+    assert [rate.interval for rate in few.rates] == ["too few to say"] * 2
+    assert not any(rate.differs(9.0) for rate in few.rates) and all(rate.differs(9.0) for rate in enough.rates)
+    assert [rate.interval for rate in enough.rates] == ["+0.02 to +0.07", "0.02 to 0.07"]
+
+
+def test_the_size_of_an_error_is_never_below_nothing() -> None:
+    rows = [pair("a cat", "a dog", 0.0, 5.0 if place == 0 else 0.0) for place in range(10)]
+    error, size = slices(rows, ())[0].rates
+    assert (error.value, error.low < 0) == (size.value, True)
+    assert (size.low, size.high) == (0.0, error.high) and size.interval == "0.00 to 1.63"
 
 
 def test_initials() -> None:
@@ -138,11 +156,13 @@ def test_the_tables_and_the_file(tmp_path: Path) -> None:
     assert f"- a negation: {RULES['a negation']}" in text and "- a contrast" not in text and "bad" not in text
 
 
-def test_a_mean_of_one_row_has_no_interval(tmp_path: Path) -> None:
+def test_a_rate_of_one_row_says_that_it_is_too_few(tmp_path: Path) -> None:
     def edit(task: str, rows: list[dict[str, Any]]) -> None:
         if task == "sts":
             rows[0] |= {"text": "It is not so.", "label": 1.0, "prediction": 2.5}
 
     found = read_mistakes(make_run(tmp_path / "run", edit_rows=edit), tasks=["sts"], count=1)
     write_mistakes(found, tmp_path / "errors.md")
-    assert "| a negation | in one text | 1 | +1.50 | 1.50 |" in (tmp_path / "errors.md").read_text()
+    text = (tmp_path / "errors.md").read_text()
+    assert "| a negation | in one text | 1 | +1.50 (too few to say) | 1.50 (too few to say) |" in text
+    assert "With 95% intervals, from 10 rows on. " in text

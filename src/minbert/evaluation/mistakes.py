@@ -24,7 +24,7 @@ from minbert.encoders import SEEN_QUORA, last_part
 from minbert.errors import MinbertError, shown, suggest
 from minbert.evaluation.diagnosis import Mistakes, Row, confidence_of, worst_mistakes
 from minbert.evaluation.results import read_predictions, read_results
-from minbert.evaluation.slices import RULES, Rate, Slice, columns_of, slices
+from minbert.evaluation.slices import FEW, RULES, Rate, Slice, columns_of, slices
 
 BOLD = "Bold: that of all rows lies outside its 95% interval."
 
@@ -181,8 +181,9 @@ def _slices_lines(each: TaskMistakes) -> list[str]:
             interval = f" ({rate.interval})" if rate.interval else ""
             cells.append((f"**{rate}**" if unusual else str(rate)) + interval)
         lines.append(f"| {' | '.join(cells)} |")
+    intervals = f"With 95% intervals, from {FEW} rows on. {BOLD}"
     rules = [f"- {by}: {RULES[by]}" for by in dict.fromkeys(part.by for part in each.slices) if by in RULES]
-    return ["### Where the mistakes are", "", *lines, "", f"With 95% intervals. {BOLD}", "", *rules, ""]
+    return ["### Where the mistakes are", "", *lines, "", intervals, "", *rules, ""]
 
 
 def _shown_of(group: Mistakes) -> str:

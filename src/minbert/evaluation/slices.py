@@ -33,6 +33,7 @@ NEGATION, CONTRAST, DEGREE = (
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 RARE = 0.005  # of the texts: a word of more than these is no abbreviation, such as "was"
 COMMON = ("under a quarter", "a quarter to a half", "half to three quarters", "three quarters or more")
+FEW = 10  # rows: of fewer a rate says nothing about others like them
 LENGTHS = ((1.25, "about the same"), (2.0, "up to twice as many"), (math.inf, "more than twice as many"))
 RULES = {
     "words": "thirds of the rows, by the words of the text.",
@@ -65,12 +66,13 @@ class Rate:
 
     @property
     def interval(self) -> str:
-        ends = [format(end, self.form) for end in (self.low, self.high)]
-        return " to ".join(ends) if self.rows and math.isfinite(self.low) else ""
+        if self.rows < FEW:
+            return "too few to say" if self.rows else ""
+        return " to ".join(format(end, self.form) for end in (self.low, self.high))
 
     def differs(self, other: float) -> bool:
-        """Does the other lie outside the interval?"""
-        return self.rows > 0 and not self.low <= other <= self.high
+        """Does the other lie outside the interval? Of a few rows nobody knows."""
+        return self.rows >= FEW and not self.low <= other <= self.high
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def has_initials(first: str, second: str, usual: Collection[str] = ()) -> bool:
 def _rates(rows: Sequence[Row], classes: Sequence[str]) -> list[Rate]:
     errors = np.array([row["prediction"] - row["label"] for row in rows])
     if not classes:
-        return [_mean(errors, "+.2f"), _mean(np.abs(errors), ".2f")]
+        return [_mean(errors, "+.2f"), _mean(np.abs(errors), ".2f", least=0.0)]
     wrong, high, low = errors != 0, errors > 0, errors < 0
     if len(classes) == 2:
         positive = np.array([row["label"] for row in rows]) == 1
@@ -210,6 +212,7 @@ def _share(those: NDArray[np.bool_]) -> Rate:
     return Rate(share, *wilson(share, len(those)), len(those), ".1%")
 
 
-def _mean(values: NDArray[np.float64], form: str) -> Rate:
+def _mean(values: NDArray[np.float64], form: str, least: float = -math.inf) -> Rate:
+    """Of values that cannot be below the least."""
     mean, reach = float(values.mean()), t_reach(values)
-    return Rate(mean, mean - reach, mean + reach, len(values), form)
+    return Rate(mean, max(least, mean - reach), mean + reach, len(values), form)
