@@ -841,6 +841,15 @@ def test_rows_that_a_cap_cut_differently_decide_nothing(
         assert ("With tiny held:" in page) == (verdict != cut)
 
 
+def test_a_task_that_only_one_row_has_is_one_thing_that_differs(recipes: Path, tmp_path: Path) -> None:
+    more = '[tasks.quora]\ntrain = "pairs.tsv"\ndev = "pairs.tsv"\n'
+    (recipes / "smith" / "4-more.toml").write_text(f'base = "common.toml"\n[paper]\nrow = "More"\n{more}')
+    path = recipes / "smith" / "findings.toml"
+    path.write_text(path.read_text().replace('worse = "1-plain"', 'worse = "4-more"', 1))
+    page = build_page(find_papers(recipes), {}, tmp_path)
+    assert "(section 3; `2-mean` over `4-more`, by `model.pooling`, `tasks.quora`)" in page
+
+
 def test_rows_with_the_same_scores_say_so(papers: dict[str, Paper], settings: Settings, tmp_path: Path) -> None:
     """An interval from 0 to 0 would look like a mistake."""
     jobs = [job for job in jobs_of(papers, seeds=2) if job.row.name in ("1-plain", "2-mean")]

@@ -17,8 +17,8 @@ from minbert.config import SamplerConfig
 from minbert.data.samplers import make_sampler
 from minbert.errors import require
 from minbert.reproduction.found import Found, Results
-from minbert.reproduction.page import LABELS, tasks_of
-from minbert.reproduction.recipes import MEAN, Paper
+from minbert.reproduction.page import tasks_of
+from minbert.reproduction.recipes import LABELS, MEAN, Paper
 
 COLOURS = {"sst": "#c9a227", "quora": "#1b6ca8", "sts": "#b5473c"}
 OURS, THEIRS = "#1b6ca8", "#8a8a8a"

@@ -7,24 +7,21 @@ Everything on the page comes from the recipes and from results/; what has not be
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from minbert.atomic import write_text
 from minbert.config import Recipe
 from minbert.encoders import SEEN_QUORA
-from minbert.recipes import differences, read_recipe
-from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, NOT_COMPARED, UNDECIDED, Difference
+from minbert.recipes import read_recipe
+from minbert.reproduction.comparisons import findings_table, interval
+from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, NOT_COMPARED, UNDECIDED
 from minbert.reproduction.found import UNEVEN, Found, Results, load_results, verdicts
-from minbert.reproduction.recipes import MEAN, Finding, Paper, Row
+from minbert.reproduction.recipes import LABELS, MEAN, Paper, Row
 from minbert.tasks import CONTRASTIVE
-
-LABELS = {"sst": "SST", "quora": "Quora", "sts": "STS", "cfimdb": "CFIMDB", MEAN: "overall"}
 
 INTRO = """\
 # The papers' rows, their numbers and ours
@@ -112,7 +109,7 @@ def _decided(papers: Mapping[str, Paper], results: Results) -> str:
             those = [(paper, verdict) for paper, verdict in judged if verdict.word == word]
             lines += [f"With {encoder} {word}:", ""] if those else []
             for paper, verdict in those:
-                ours = ", ".join(_interval(difference, several=True) for difference in verdict.differences)
+                ours = ", ".join(interval(difference, several=True) for difference in verdict.differences)
                 lines.append(f"- {verdict.finding.claim} `{paper.name}`: {ours}")
             lines += [""] if those else []
     return "\n".join(lines)
@@ -124,7 +121,7 @@ def _section(paper: Paper, results: Results, folder: Path) -> str:
     mine = {encoder: found for encoder, found in mine.items() if found}
     if not mine:
         parts += ["**Not run yet.**", "", *_table(paper, {}, folder), ""]
-        parts += [*_findings(paper, {}), ""] if paper.claims.findings else []
+        parts += [*findings_table(paper, {}), ""] if paper.claims.findings else []
     for place, (encoder, found) in enumerate(mine.items()):
         parts += [f"### {paper.name} with {encoder}", "", *_conditions(encoder, found), *_rule(paper), ""]
         parts += [*_table(paper, found, folder, every=place == 0), ""]
@@ -142,7 +139,7 @@ def _section(paper: Paper, results: Results, folder: Path) -> str:
         parts.append(_picture(folder, f"{paper.name}-{encoder}-overlap", OVERLAP_TEXT))
         parts += _geometry(found)
         if any(verdict.seeds for verdict in verdicts(paper, found)):
-            parts += [*_findings(paper, found), ""]
+            parts += [*findings_table(paper, found), ""]
     notes = [f"- {note}" for note in paper.claims.notes]
     notes += [f"- {_link(row, folder)}: {row.reported.note}" for row in paper.rows.values() if row.reported.note]
     if notes:
@@ -279,59 +276,6 @@ def _geometry(found: Mapping[str, Found]) -> list[str]:
 
 def _is_contrastive(recipe: Recipe) -> bool:
     return any(task.loss in CONTRASTIVE for part in (recipe, *recipe.stages) for task in part.tasks)
-
-
-def _findings(paper: Paper, found: Mapping[str, Found]) -> list[str]:
-    lines = ["| finding | on | theirs | ours, 95% interval | seeds | verdict |", "|---|---|---|---|---|---|"]
-    for verdict in verdicts(paper, found):
-        one = verdict.finding
-        ours = "<br>".join(
-            _interval(difference, several=len(verdict.differences) > 1) for difference in verdict.differences
-        )
-        rows = f"`{one.better}` {'over' if one.kind == 'better' else 'no better than'} `{one.worse}`"
-        rows += f", by {', '.join(f'`{key}`' for key in _changed(paper, one))}"
-        on = LABELS.get(one.on, one.on)
-        lines.append(
-            f"| {one.claim} ({one.where}; {rows}) | {on} | {_their_difference(paper, one)} | {ours} | {verdict.seeds} | "
-            f"**{verdict.told}**{'' if verdict.is_even else _cut(paper, one, found)} |"
-        )
-    return lines
-
-
-def _changed(paper: Paper, finding: Finding) -> list[str]:
-    """The settings in which the two rows of a finding differ; those of a stage are one."""
-    better, worse = (read_recipe(paper.rows[name].path) for name in (finding.better, finding.worse))
-    lines = differences(replace(better, name=worse.name, about=worse.about), worse)
-    keys = (line.partition(": ")[0] for line in lines)
-    return list(dict.fromkeys("stages" if key.startswith("stages") else key for key in keys))
-
-
-def _cut(paper: Paper, finding: Finding, found: Mapping[str, Found]) -> str:
-    """Why two rows cannot be compared though both were run."""
-    shares = (f"{found[f'{paper.name}/{row}'].share:.0%} of `{row}`" for row in (finding.better, finding.worse))
-    return f": the cap left {' and '.join(shares)}"
-
-
-def _their_difference(paper: Paper, finding: Finding) -> str:
-    better, worse = (paper.rows[name].reported for name in (finding.better, finding.worse))
-    shared = [task for task in better.dev if task in worse.dev]
-    if finding.on == MEAN:
-        pairs = [("", better.overall.get("dev"), worse.overall.get("dev"))]
-    else:
-        tasks = [finding.on] if finding.on in LABELS else shared
-        several = len(tasks) > 1
-        pairs = [(f"{LABELS[t]} " if several else "", better.dev.get(t), worse.dev.get(t)) for t in tasks]
-    return "<br>".join(f"{label}{a - b:+.3f}" for label, a, b in pairs if a is not None and b is not None)
-
-
-def _interval(difference: Difference, *, several: bool) -> str:
-    label = f"{LABELS.get(difference.on, difference.on)} " if several else ""
-    if not difference.values:
-        return ""
-    if len(difference.values) > 1 and not any(difference.values):
-        return f"{label}0: the same score with every seed"
-    ends = f" ({difference.low:+.3f} to {difference.high:+.3f})" if math.isfinite(difference.half) else ""
-    return f"{label}{difference.mean:+.3f}{ends}"
 
 
 def _printed(value: float | None) -> str:

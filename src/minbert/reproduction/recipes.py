@@ -21,6 +21,7 @@ from minbert.toml_tables import from_table, read_toml
 FINDINGS = "findings.toml"
 COMMON = "common"
 EVERY_TASK, MEAN = "every task", "mean"
+LABELS = {"sst": "SST", "quora": "Quora", "sts": "STS", "cfimdb": "CFIMDB", MEAN: "overall"}
 
 
 @dataclass(frozen=True)
