@@ -850,6 +850,26 @@ def test_a_task_that_only_one_row_has_is_one_thing_that_differs(recipes: Path, t
     assert "(section 3; `2-mean` over `4-more`, by `model.pooling`, `tasks.quora`)" in page
 
 
+def test_rows_that_answer_one_class_almost_always_say_so(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path
+) -> None:
+    jobs = jobs_of(papers, "smith/1-plain", "smith/2-mean", seeds=2)
+    run_jobs(jobs, settings, Listener())
+    matrices = {  # a column is an answer; 39 of 40 are the same in the first two, 38 and 20 in the others
+        "1-plain:1": [[0, 20], [1, 19]],
+        "1-plain:2": [[39, 0], [1, 0]],
+        "2-mean:1": [[20, 1], [18, 1]],
+        "2-mean:2": [[0, 20], [20, 0]],
+    }
+    for job in jobs:
+        dev = json.loads(job.result(settings).read_text())["dev"]
+        dev["sst"]["confusion"] = matrices[f"{job.row.name}:{job.seed}"]
+        written(job, settings, dev=dev)
+    page = build_page(papers, load_results(papers, settings.results), tmp_path)
+    (line,) = [line for line in page.splitlines() if line.startswith("Answers one class")]
+    assert line == "Answers one class of SST almost always (97.5% of dev or more): `1-plain` (2 of 2 seeds)."
+
+
 def test_rows_with_the_same_scores_say_so(papers: dict[str, Paper], settings: Settings, tmp_path: Path) -> None:
     """An interval from 0 to 0 would look like a mistake."""
     jobs = [job for job in jobs_of(papers, seeds=2) if job.row.name in ("1-plain", "2-mean")]

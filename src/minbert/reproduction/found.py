@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from minbert.errors import MinbertError, shown
 from minbert.reproduction.findings import Verdict, judge, scores_of
 from minbert.reproduction.jobs import ASIDE, Job, Settings, longest_part, made_by, was_cut
@@ -33,6 +35,12 @@ class Found:
 
     def values(self, task: str) -> list[float]:
         return [scores[task] for scores in self.scores.values() if task in scores]
+
+    def one_answer(self, task: str) -> int:
+        """With how many seeds a classification task has the same answer almost always."""
+        matrices = [one["dev"].get(task, {}).get("confusion", [[0]]) for one in self.by_seed.values()]
+        answers = [np.sum(matrix, axis=0) for matrix in matrices]  # a row is a label's, a column an answer's
+        return sum(bool(counts.max() >= ALMOST_ALWAYS * counts.sum() > 0) for counts in answers)
 
     @cached_property
     def share(self) -> float:
@@ -82,6 +90,8 @@ def _told(result: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(one for one in result["reproduction"]["set"] if one.partition("=")[0].strip() not in aside)
 
 
+ALMOST_ALWAYS = 0.975
+"""The part of the dev rows from which on one class is a model's only answer."""
 UNEVEN = 1.25
 """How many times as large a part of its steps one row may have than another that it is compared with."""
 

@@ -19,7 +19,7 @@ from minbert.encoders import SEEN_QUORA
 from minbert.recipes import read_recipe
 from minbert.reproduction.comparisons import findings_table, interval
 from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, NOT_COMPARED, UNDECIDED
-from minbert.reproduction.found import UNEVEN, Found, Results, load_results, verdicts
+from minbert.reproduction.found import ALMOST_ALWAYS, UNEVEN, Found, Results, load_results, verdicts
 from minbert.reproduction.recipes import LABELS, MEAN, Paper, Row
 from minbert.tasks import CONTRASTIVE
 
@@ -124,7 +124,7 @@ def _section(paper: Paper, results: Results, folder: Path) -> str:
         parts += [*findings_table(paper, {}), ""] if paper.claims.findings else []
     for place, (encoder, found) in enumerate(mine.items()):
         parts += [f"### {paper.name} with {encoder}", "", *_conditions(encoder, found), *_rule(paper), ""]
-        parts += [*_table(paper, found, folder, every=place == 0), ""]
+        parts += [*_table(paper, found, folder, every=place == 0), "", *_one_answer(found)]
         missing = [row for row in paper.rows.values() if row.key not in found]
         if missing and place == 0:  # with further encoders only some rows are run
             parts += ["Not run: " + ", ".join(f"`{row.name}`" for row in missing) + ".", ""]
@@ -234,6 +234,17 @@ def _table(paper: Paper, found: Mapping[str, Found], folder: Path, *, every: boo
             "",
             f"Their test scores of {_link(row, folder)}: {told}. The test labels are not public; ours are dev only.",
         ]
+    return lines
+
+
+def _one_answer(found: Mapping[str, Found]) -> list[str]:
+    """Which rows have the same answer to nearly everything, a line for each task: their scores say how common it is."""
+    lines = []
+    for task, label in LABELS.items():
+        counts = [(one, one.one_answer(task)) for one in found.values()]
+        rows = [f"`{one.row.name}` ({count} of {len(one.by_seed)} seeds)" for one, count in counts if count]
+        always = f"Answers one class of {label} almost always ({ALMOST_ALWAYS:.1%} of dev or more)"
+        lines += [f"{always}: {', '.join(rows)}.", ""] if rows else []
     return lines
 
 
