@@ -824,6 +824,20 @@ def test_runs_under_different_conditions_are_shown_but_not_compared(
     assert "| tiny | 2 of 4 | 4 | 0 | 0 | 0 | 2 |" in page
 
 
+def test_rows_that_were_not_both_run_or_share_no_seed_are_not_compared(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path
+) -> None:
+    plain, mean = (jobs_of(papers, f"smith/{name}", seeds=2) for name in ("1-plain", "2-mean"))
+    for jobs in (plain[:1], mean[1:]):
+        run_jobs(jobs, settings, Listener())
+        page = build_page(papers, load_results(papers, settings.results), tmp_path)
+        (counts,) = [line for line in page.splitlines() if line.startswith("| tiny |")]
+        assert counts.endswith("| 0 | 0 | 0 | 2 |")
+    said = " ".join(page.split())
+    assert "**not compared** where one of its rows was not run or the two have no seed in common, where not all" in said
+    assert "same settings or caps of several sizes shortened them, and where only one of the two was made by" in said
+
+
 def test_rows_that_a_cap_cut_differently_decide_nothing(
     papers: dict[str, Paper], settings: Settings, tmp_path: Path
 ) -> None:

@@ -45,10 +45,12 @@ What differs from the papers, in every row:
 A finding compares two rows over the seeds that both have: the mean of the paired differences and its 95% t interval. "Better"
 **held** if the interval lies above 0 and **did not hold** if it lies below; "no better" held if the interval ends below
 +{margin:g}, and did not hold if it lies above 0. Everything else is **undecided**, and so is every finding with one seed, and
-every one of two rows of which a cap on the steps left different parts, one more than {uneven:g} times the other. Two rows of
-which only one was made by its recipe as it is now are **not compared**. A correlation that does not exist, because all answers
-are the same, counts as 0. Of twenty findings that are nothing but chance, one would be decided all the same. Where two rows
-differ in more than what the finding is about, as the papers' own rows do, the list of what differs says so.
+every one of two rows of which a cap on the steps left different parts, one more than {uneven:g} times the other. A finding is
+**not compared** where one of its rows was not run or the two have no seed in common, where not all of their runs had the same
+settings or caps of several sizes shortened them, and where only one of the two was made by its recipe as it is now. A
+correlation that does not exist, because all answers are the same, counts as 0. Of twenty findings that are nothing but chance,
+one would be decided all the same. Where two rows differ in more than what the finding is about, as the papers' own rows do,
+the list of what differs says so.
 
 `training.dev_sample=4000` beside a table: after each epoch a model is chosen or not by its scores on at most 4,000 dev rows of
 a task (Quora has 20,212). The scores in the tables are those of the chosen model on all of dev.
