@@ -760,6 +760,13 @@ def test_the_page_has_their_numbers_ours_and_what_was_not_run(
     assert "Overall: the mean of the three scores." in lines
 
 
+def test_links_lead_from_where_the_page_lies(papers: dict[str, Paper], tmp_path: Path) -> None:
+    page = build_page(papers, {}, tmp_path / "some" / "where")
+    assert {link.removeprefix("../../recipes/") for link in re.findall(r"\]\((.+?)\)", page)} == {
+        *("README.md", "smith/1-plain.toml", "smith/2-mean.toml", "smith/3-other.toml", "afterwards/one.toml")
+    }
+
+
 def test_the_page_says_what_concerns_all_rows_of_a_paper(
     recipes: Path, settings: Settings, papers: dict[str, Paper], tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from minbert.tasks import CONTRASTIVE
 INTRO = """\
 # The papers' rows, their numbers and ours
 
-Written by `minbert reproduce`; do not edit. Each row of the papers' tables is a recipe in [recipes/](../recipes/README.md).
+Written by `minbert reproduce`; do not edit. Each row of the papers' tables is a recipe in [recipes/]({recipes}).
 Their numbers are as printed, an empty cell is a number that the paper does not print. Ours are scores on dev, the mean over
 seeds and ± the standard deviation.
 
@@ -75,7 +75,9 @@ def write_page(
 
 def build_page(papers: Mapping[str, Paper], results: Results, folder: Path) -> str:
     """The whole page; `folder` is where it will lie."""
-    parts = [INTRO.format(margin=MARGIN, uneven=UNEVEN), _summary(papers, results), _decided(papers, results)]
+    (recipes,) = {row.recipes for paper in papers.values() for row in paper.rows.values()}
+    intro = INTRO.format(recipes=_relative(recipes / "README.md", folder), margin=MARGIN, uneven=UNEVEN)
+    parts = [intro, _summary(papers, results), _decided(papers, results)]
     parts.append(_picture(folder, "samplers", SCHEDULES))
     parts += [_section(paper, results, folder) for paper in papers.values()]
     return "\n".join(part for part in parts if part)
@@ -304,7 +306,11 @@ def _spread(values: Sequence[float]) -> str:
 
 def _link(row: Row, folder: Path) -> str:
     name = row.reported.row or row.name
-    return f"[{name}]({Path(os.path.relpath(row.path, folder)).as_posix()})"
+    return f"[{name}]({_relative(row.path, folder)})"
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return Path(os.path.relpath(path, folder)).as_posix()
 
 
 def _picture(folder: Path, name: str, text: str) -> str:

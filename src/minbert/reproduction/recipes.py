@@ -64,6 +64,11 @@ class Row:
     def key(self) -> str:
         return f"{self.paper}/{self.name}"
 
+    @property
+    def recipes(self) -> Path:
+        """The folder of all of them."""
+        return self.path.parent.parent
+
     @cached_property
     def reported(self) -> PaperConfig:
         """What the paper says, from the row's own file alone."""
