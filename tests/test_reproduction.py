@@ -891,6 +891,41 @@ def test_rows_that_answer_one_class_almost_always_say_so(
     assert line == "Answers one class of SST almost always (97.5% of dev or more): `1-plain` (2 of 2 seeds)."
 
 
+def test_a_row_of_no_paper_is_shown_beside_the_one_it_was_built_on(
+    recipes: Path, settings: Settings, tmp_path: Path
+) -> None:
+    def cells(row: str) -> list[str]:
+        """The row of the page's table, without its name."""
+        page = build_page(papers, load_results(papers, settings.results), tmp_path)
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| [{row}](")]
+        return line.split(" | ")[1:]
+
+    built_on_mean, path = '[paper]\nrow = "One"\nafter = "smith/2-mean"\n', recipes / "afterwards" / "one.toml"
+    path.write_text('base = "../smith/common.toml"\n' + built_on_mean)
+    base = recipes / "smith" / "2-mean.toml"
+    base.write_text(base.read_text().replace("[paper]\n", '[paper]\nrule = "2024"\n'))
+    papers = find_papers(recipes)
+    ones, means = jobs_of(papers, "afterwards/one", seeds=2), jobs_of(papers, "smith/2-mean", seeds=3)
+    run_jobs(ones, settings, Listener())
+    scores = ["0.301 ± 0.001"] * 3  # of two tasks and overall
+    link = "[smith/2-mean](recipes/smith/2-mean.toml)"
+    assert cells("One") == [link, *scores, "", "2", "6 of 12 |"]
+    run_jobs(means, settings, Listener())
+    for job, overall in zip(means, (0.400, 0.421, 0.900), strict=True):
+        written(job, settings, overall={"2023": overall, "2024": 0.0})
+    assert cells("One")[4] == "-0.109"  # .301 - .400 and .302 - .421: the row's own rule, the seeds that both have
+    assert len(cells("Plain")) == 8  # what a paper has is compared by its findings
+    written(means[0], settings, dev={})
+    assert cells("One")[4] == "-0.119"  # an overall of other tasks is another thing
+    run_jobs(ones, replace(settings, sets=("optimizer.lr=1e-4",)), Listener())
+    assert cells("One")[4] == ""
+    run_jobs(ones, settings, Listener())
+    assert cells("One")[4] == "-0.119"
+    path.write_text('base = "../smith/2-mean.toml"\n' + built_on_mean)
+    papers = find_papers(recipes)
+    assert cells("One")[4] == ""
+
+
 def test_rows_with_the_same_scores_say_so(papers: dict[str, Paper], settings: Settings, tmp_path: Path) -> None:
     """An interval from 0 to 0 would look like a mistake."""
     jobs = [job for job in jobs_of(papers, seeds=2) if job.row.name in ("1-plain", "2-mean")]

@@ -18,7 +18,7 @@ import numpy as np
 from minbert.errors import MinbertError, shown
 from minbert.reproduction.findings import Verdict, judge, scores_of
 from minbert.reproduction.jobs import ASIDE, Job, Settings, longest_part, made_by, was_cut
-from minbert.reproduction.recipes import Paper, Row
+from minbert.reproduction.recipes import MEAN, Paper, Row
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,26 @@ def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
         if better is None or worse is None or not _alike(better, worse):
             judged.append(judge(finding, {}, {}))
         else:
-            least, most = sorted((better.share, worse.share))
-            judged.append(judge(finding, better.scores, worse.scores, is_even=most <= UNEVEN * least))
+            judged.append(judge(finding, better.scores, worse.scores, is_even=_is_even(better, worse)))
     return judged
 
 
 def _alike(one: Found, other: Found) -> bool:
     """Were they run with the same settings, and both, or neither, before their recipes were last changed?"""
     return len(one.sets | other.sets) == 1 and len(one.caps | other.caps) <= 1 and one.is_current == other.is_current
+
+
+def _is_even(one: Found, other: Found) -> bool:
+    """Did a cap leave about the same part of both?"""
+    least, most = sorted((one.share, other.share))
+    return most <= UNEVEN * least
+
+
+def gains(row: Found, base: Found | None) -> list[float]:
+    """How far a row's overall lies above that of the one it was built on, for each seed that both have; empty where they
+    cannot be compared. Both are counted by the row's own rule, which may not be that of the other one's paper."""
+    if base is None or not (row.is_current and _alike(row, base) and _is_even(row, base)):
+        return []
+    pairs = [(one, base.by_seed[seed]) for seed, one in row.by_seed.items() if seed in base.by_seed]
+    scores = [[scores_of(one, row.row.reported.rule) for one in pair] for pair in pairs]
+    return [ours[MEAN] - before[MEAN] for ours, before in scores if ours.keys() == before.keys()]

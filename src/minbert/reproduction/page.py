@@ -19,7 +19,7 @@ from minbert.encoders import SEEN_QUORA
 from minbert.recipes import read_recipe
 from minbert.reproduction.comparisons import findings_table, interval
 from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, NOT_COMPARED, UNDECIDED
-from minbert.reproduction.found import ALMOST_ALWAYS, UNEVEN, Found, Results, load_results, verdicts
+from minbert.reproduction.found import ALMOST_ALWAYS, UNEVEN, Found, Results, gains, load_results, verdicts
 from minbert.reproduction.recipes import LABELS, MEAN, Paper, Row
 from minbert.tasks import CONTRASTIVE
 
@@ -60,6 +60,12 @@ OVERALL = {
     "2023": "the mean of the three scores",
     "2024": "the mean of the three scores, of which the correlation r counts as (r + 1) / 2",
 }
+
+
+OVER_BASE = (
+    "Over that row: the mean difference over the seeds that both have, no verdict. Empty: that row was not run here, the two "
+    "had other settings or caps, or an older recipe made one of them."
+)
 
 
 def write_page(
@@ -124,11 +130,11 @@ def _section(paper: Paper, results: Results, folder: Path) -> str:
     mine = {encoder: _of(paper, found) for encoder, found in results.items()}
     mine = {encoder: found for encoder, found in mine.items() if found}
     if not mine:
-        parts += ["**Not run yet.**", "", *_table(paper, {}, folder), ""]
+        parts += ["**Not run yet.**", "", *_table(paper, {}, folder, bases={}), ""]
         parts += [*findings_table(paper, {}), ""] if paper.claims.findings else []
     for place, (encoder, found) in enumerate(mine.items()):
         parts += [f"### {paper.name} with {encoder}", "", *_conditions(encoder, found), *_rule(paper), ""]
-        parts += [*_table(paper, found, folder, every=place == 0), "", *_one_answer(found)]
+        parts += [*_table(paper, found, folder, bases=results[encoder], every=place == 0), "", *_one_answer(found)]
         missing = [row for row in paper.rows.values() if row.key not in found]
         if missing and place == 0:  # with further encoders only some rows are run
             parts += ["Not run: " + ", ".join(f"`{row.name}`" for row in missing) + ".", ""]
@@ -214,22 +220,33 @@ def tasks_of(paper: Paper, found: Mapping[str, Found]) -> list[str]:
     return [task for task in LABELS if task in theirs | ours | {MEAN}]
 
 
-def _table(paper: Paper, found: Mapping[str, Found], folder: Path, *, every: bool = True) -> list[str]:
+def _table(
+    paper: Paper, found: Mapping[str, Found], folder: Path, *, bases: Mapping[str, Found], every: bool = True
+) -> list[str]:
+    """The rows, theirs beside ours; those of no paper, which nothing else compares, beside the ones they were built on."""
     tasks = tasks_of(paper, found)
-    head = "".join(f" {LABELS[task]}, theirs | ours |" for task in tasks)
-    lines = [f"| row |{head} seeds | steps |", "|---|" + "---|" * (2 * len(tasks) + 2)]
+    printed = any(row.reported.dev or row.reported.overall for row in paper.rows.values())
+    beside = not paper.claims.findings and any(row.reported.after for row in paper.rows.values())
+    heads = ["row", "built on"] if beside else ["row"]
+    heads += [f"{LABELS[task]}, theirs | ours" if printed else LABELS[task] for task in tasks]
+    head = f"| {' | '.join([*heads, *['overall, over that row'] * beside, 'seeds', 'steps'])} |"
+    lines = [head, "|" + "---|" * (head.count("|") - 1)]
     for row in paper.rows.values():
         ours = found.get(row.key)
         if ours is None and not every:
             continue
-        cells = []
+        best = "**" if row.name == paper.claims.best else ""
+        cells = [f"{best}{_link(row, folder)}{best}", *[_base(row, folder)] * beside]
         for task in tasks:
             reported = row.reported.overall.get("dev") if task == MEAN else row.reported.dev.get(task)
             shown_here = ours is not None and (task != MEAN or len(next(iter(ours.scores.values()))) > 2)
-            cells += [_printed(reported), _spread(ours.values(task)) if ours is not None and shown_here else ""]
-        best = "**" if row.name == paper.claims.best else ""
-        label = f"{best}{_link(row, folder)}{best}"
-        lines.append("| " + " | ".join([label, *cells, str(len(ours.by_seed)) if ours else "", _steps(ours)]) + " |")
+            cells += [_printed(reported)] * printed
+            cells.append(_spread(ours.values(task)) if ours is not None and shown_here else "")
+        above = gains(ours, bases.get(row.reported.after)) if ours and beside else []
+        cells += [f"{statistics.fmean(above):+.3f}" if above else ""] * beside
+        lines.append("| " + " | ".join([*cells, str(len(ours.by_seed)) if ours else "", _steps(ours)]) + " |")
+    if beside:
+        lines += ["", OVER_BASE]
     tested = [row for row in paper.rows.values() if row.reported.test or "test" in row.reported.overall]
     for row in tested:
         scores = {**row.reported.test, MEAN: row.reported.overall.get("test")}
@@ -307,6 +324,12 @@ def _spread(values: Sequence[float]) -> str:
 def _link(row: Row, folder: Path) -> str:
     name = row.reported.row or row.name
     return f"[{name}]({_relative(row.path, folder)})"
+
+
+def _base(row: Row, folder: Path) -> str:
+    """The row that it was built on."""
+    after = row.reported.after
+    return f"[{after}]({_relative(row.recipes / f'{after}.toml', folder)})" if after else ""
 
 
 def _relative(path: Path, folder: Path) -> str:
