@@ -23,7 +23,7 @@ from minbert.config import SamplerConfig
 from minbert.errors import MinbertError
 from minbert.evaluation.diagnosis import T975, t_reach
 from minbert.evaluation.mistakes import load_mistakes
-from minbert.reproduction.figures import SCHEDULES, draw_all, kept_scores, schedule
+from minbert.reproduction.figures import OURS, SCHEDULES, THEIRS, draw_all, kept_scores, schedule
 from minbert.reproduction.findings import Difference, judge, scores_of
 from minbert.reproduction.found import load_results, verdicts
 from minbert.reproduction.jobs import Job, Settings, check_ready, is_done, longest_part, plan_jobs, was_cut
@@ -987,6 +987,31 @@ def test_figures_are_drawn_for_what_was_run(papers: dict[str, Paper], settings: 
     before = (page.parent / "images" / "reproduction" / "smith-tiny.svg").read_bytes()
     write_page(papers, settings.results, page, draw=draw_all)
     assert (page.parent / "images" / "reproduction" / "smith-tiny.svg").read_bytes() == before
+
+
+def test_the_papers_scores_lie_above_ours_and_those_of_older_recipes_are_marked(
+    papers: dict[str, Paper], recipes: Path, settings: Settings, tmp_path: Path
+) -> None:
+    def draw() -> tuple[str, str]:
+        """The panel of SST, and the whole picture."""
+        draw_all(papers, load_results(papers, settings.results), tmp_path)
+        picture = (tmp_path / "smith-tiny.svg").read_text()
+        return picture.partition('<g id="axes_1">')[2].partition('<g id="axes_2">')[0], picture
+
+    run_jobs(jobs_of(papers, "smith"), settings, Listener())
+    sst, picture = draw()
+    ours, theirs = (
+        [one.start() for one in re.finditer(f'<use [^>]*"fill: {colour}', sst)] for colour in (OURS, THEIRS)
+    )
+    assert (len(ours), len(theirs)) == (3, 2)
+    assert max(ours) < min(theirs), "what comes later in the file lies above"
+    assert ">ours<" in picture and "older recipe" not in picture
+    path = recipes / "smith" / "2-mean.toml"
+    path.write_text(path.read_text().replace('pooling = "mean"', 'pooling = "max"'))
+    sst, picture = draw()
+    assert len(re.findall(f'<use [^>]*"fill: {OURS}', sst)) == 2
+    assert len(re.findall(f'<use [^>]*"fill: #ffffff; stroke: {OURS}', sst)) == 1
+    assert ">ours<" in picture and ">ours, of an older recipe<" in picture
 
 
 def test_saving_rules_and_word_overlap_are_drawn(tmp_path: Path, settings: Settings) -> None:

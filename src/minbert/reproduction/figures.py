@@ -133,11 +133,14 @@ def _scores(paper: Paper, rows: Mapping[str, Found]) -> Callable[[Any], None]:
                 ours = one.values(task)
                 if task == MEAN and len(next(iter(one.scores.values()))) < 3:
                     ours = []  # the mean of one task is that task
-                if theirs is not None:
-                    axes.plot(theirs, spot, "D", color=THEIRS, markersize=4, label="paper")
+                if theirs is not None:  # above ours, so that both are seen where they are the same
+                    edge = {"markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3}
+                    axes.plot(theirs, spot, "D", color=THEIRS, markersize=5, label="paper", **edge)
                 if ours:
+                    label, inside = ("ours", OURS) if one.is_current else ("ours, of an older recipe", "white")
                     axes.plot([min(ours), max(ours)], [spot, spot], color=OURS, linewidth=1)
-                    axes.plot(statistics.fmean(ours), spot, "o", color=OURS, markersize=5, label="ours")
+                    middle = statistics.fmean(ours)
+                    axes.plot(middle, spot, "o", color=OURS, markerfacecolor=inside, markersize=7, label=label)
             axes.tick_params(axis="y", labelleft=place == 0)
             axes.grid(axis="both", color="#e5e5e5", linewidth=0.6)
             axes.set_title(LABELS[task], fontsize=9)
@@ -147,7 +150,7 @@ def _scores(paper: Paper, rows: Mapping[str, Found]) -> Callable[[Any], None]:
         handles = {
             label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
-        figure.legend(handles.values(), handles.keys(), loc="outside upper right", ncols=2, frameon=False)
+        figure.legend(handles.values(), handles.keys(), loc="outside upper right", ncols=3, frameon=False)
 
     return draw
 
