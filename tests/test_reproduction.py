@@ -23,9 +23,18 @@ from minbert.config import SamplerConfig
 from minbert.errors import MinbertError
 from minbert.evaluation.diagnosis import T975, t_reach
 from minbert.evaluation.mistakes import load_mistakes
-from minbert.reproduction.figures import OURS, SCHEDULES, THEIRS, draw_all, kept_scores, schedule
+from minbert.reproduction.figures import (
+    OURS,
+    SCHEDULES,
+    THEIRS,
+    draw_all,
+    enough_pairs,
+    kept_scores,
+    saving_caption,
+    schedule,
+)
 from minbert.reproduction.findings import Difference, judge, scores_of
-from minbert.reproduction.found import load_results, verdicts
+from minbert.reproduction.found import Found, load_results, verdicts
 from minbert.reproduction.jobs import Job, Settings, check_ready, is_done, longest_part, plan_jobs, was_cut
 from minbert.reproduction.page import build_page, write_page
 from minbert.reproduction.recipes import Finding, Paper, choose_rows, find_papers
@@ -983,7 +992,8 @@ def test_figures_are_drawn_for_what_was_run(papers: dict[str, Paper], settings: 
     write_page(papers, settings.results, page, draw=draw_all)
     drawn = sorted(path.name for path in (page.parent / "images" / "reproduction").iterdir())
     assert drawn == ["samplers.svg", "smith-tiny.svg"]
-    assert "(images/reproduction/smith-tiny.svg)" in page.read_text()
+    caption = "*smith, tiny: score of each row; a line is from the lowest to the highest seed.*"
+    assert f"(images/reproduction/smith-tiny.svg)\n\n{caption}\n" in page.read_text()
     before = (page.parent / "images" / "reproduction" / "smith-tiny.svg").read_bytes()
     write_page(papers, settings.results, page, draw=draw_all)
     assert (page.parent / "images" / "reproduction" / "smith-tiny.svg").read_bytes() == before
@@ -1021,7 +1031,7 @@ def test_saving_rules_and_word_overlap_are_drawn(tmp_path: Path, settings: Setti
         for epoch in (1, 2, 3)
     ]  # fmt: skip
     value = {"rows": 1, "metric": "accuracy", "metrics": {"accuracy": {"value": 0.5}}}
-    bins = [{"bleu": 0.1 * n, "label": 0.5 * n, "prediction": 0.4 * n} for n in range(5)]
+    bins = [{"rows": 30, "bleu": 0.1 * n, "label": 0.5 * n, "prediction": 0.999 + 0.0002 * n} for n in range(5)]
     overlap = {"sts": bins}
     content = {
         "dev": {"sst": value, "sts": value},
@@ -1035,7 +1045,44 @@ def test_saving_rules_and_word_overlap_are_drawn(tmp_path: Path, settings: Setti
     drawn = draw_all(papers, load_results(papers, settings.results), tmp_path / "images")
     assert tmp_path / "images" / "vinjapuri-vasireddy-tiny-saving.svg" in drawn
     picture = (tmp_path / "images" / "vinjapuri-vasireddy-tiny-overlap.svg").read_text()
-    assert all(f">{name}<" in picture for name in ("7-six-epochs", "8-weighted-mean", "people"))
+    assert all(f">{name}<" in picture for name in ("7-six-epochs", "8-weighted-mean", "what people said (right)"))
+    assert len(re.findall(r">0\.999\d*<", picture)) > 4  # each has a scale on which such predictions are no flat line
+
+
+def test_bins_of_few_pairs_are_taken_together() -> None:
+    def together(*rows: int) -> list[float]:
+        bins = [{"rows": n, "bleu": n / 100, "label": 2.0 * n, "prediction": 1.0} for n in rows]
+        return [one["rows"] for one in enough_pairs(bins)]
+
+    assert together(49, 195, 44, 16, 10) == [49, 195, 44, 26]
+    assert together(5, 8, 49, 20) == [62, 20]
+    assert together(44, 3) == [47]
+    assert together(3) == [3]
+    (one,) = enough_pairs({"rows": n, "bleu": n / 100, "label": 2.0 * n, "prediction": 1.0} for n in (15, 10))
+    assert one == pytest.approx({"rows": 25, "bleu": 0.13, "label": 26.0, "prediction": 1.0})  # (15² + 10²) / 25 is 13
+
+
+@pytest.mark.parametrize(
+    ("any_improves", "weighted", "told"),
+    [
+        ((1, 2, 3), (1, 2, 3), "chosen by. Both saving rules kept that of every epoch"),
+        (
+            (1, 3),
+            (1, 3),
+            "chosen by. Both saving rules kept that of the same epochs (1, 3); thin: the model of that epoch",
+        ),
+        ((1, 2, 3), (1, 3), "chosen by, by the two saving rules; thin: the model of that epoch"),
+    ],
+)
+def test_what_the_saving_rules_kept_is_said_as_it_is(
+    any_improves: tuple[int, ...], weighted: tuple[int, ...], told: str
+) -> None:
+    rows = find_papers(ROOT / "recipes")["vinjapuri-vasireddy"].rows
+    found = {}
+    for name, kept in (("7-six-epochs", any_improves), ("8-weighted-mean", weighted)):
+        history = [{"epoch": epoch, "kept": ["model"] * (epoch in kept)} for epoch in (1, 2, 3)]
+        found[rows[name].key] = Found(rows[name], "tiny", {2: {"reproduction": {"history": history}}})
+    assert saving_caption(found).startswith("Seed 2: ") and saving_caption(found).endswith(told)
 
 
 def test_the_score_of_the_model_kept_stays_until_another_is_kept() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from minbert.errors import MinbertError, shown
 from minbert.reproduction.findings import Verdict, judge, scores_of
 from minbert.reproduction.jobs import ASIDE, Job, Settings, longest_part, made_by, was_cut
-from minbert.reproduction.recipes import MEAN, Paper, Row
+from minbert.reproduction.recipes import LABELS, MEAN, Paper, Row
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,13 @@ def _read(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
         raise MinbertError(f"{shown(path)}: not JSON ({error}); expected what minbert reproduce wrote") from None
+
+
+def tasks_of(paper: Paper, found: Mapping[str, Found]) -> list[str]:
+    """The columns: the tasks that the paper or our runs have scores of, and the mean."""
+    theirs = {task for row in paper.rows.values() for task in row.reported.dev}
+    ours = {task for row in found.values() for scores in row.scores.values() for task in scores}
+    return [task for task in LABELS if task in theirs | ours | {MEAN}]
 
 
 def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:

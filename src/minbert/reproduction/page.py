@@ -18,8 +18,18 @@ from minbert.config import Recipe
 from minbert.encoders import SEEN_QUORA
 from minbert.recipes import read_recipe
 from minbert.reproduction.comparisons import findings_table, interval
+from minbert.reproduction.figures import OVERLAP_CAPTION, saving_caption
 from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, NOT_COMPARED, UNDECIDED
-from minbert.reproduction.found import ALMOST_ALWAYS, UNEVEN, Found, Results, gains, load_results, verdicts
+from minbert.reproduction.found import (
+    ALMOST_ALWAYS,
+    UNEVEN,
+    Found,
+    Results,
+    gains,
+    load_results,
+    tasks_of,
+    verdicts,
+)
 from minbert.reproduction.recipes import LABELS, MEAN, Paper, Row
 from minbert.tasks import CONTRASTIVE
 
@@ -145,8 +155,8 @@ def _section(paper: Paper, results: Results, folder: Path) -> str:
                 f"{paper.name}, {encoder}: score of each row; a line is from the lowest to the highest seed",
             )
         )
-        parts.append(_picture(folder, f"{paper.name}-{encoder}-saving", SAVING_TEXT))
-        parts.append(_picture(folder, f"{paper.name}-{encoder}-overlap", OVERLAP_TEXT))
+        parts.append(_picture(folder, f"{paper.name}-{encoder}-saving", saving_caption(found)))
+        parts.append(_picture(folder, f"{paper.name}-{encoder}-overlap", OVERLAP_CAPTION))
         parts += _geometry(found)
         if any(verdict.seeds for verdict in verdicts(paper, found)):
             parts += [*findings_table(paper, found), ""]
@@ -155,16 +165,6 @@ def _section(paper: Paper, results: Results, folder: Path) -> str:
     if notes:
         parts += ["<details><summary>Notes: deviations, misprints, guesses</summary>", "", *notes, "", "</details>", ""]
     return "\n".join(part for part in parts if part is not None)
-
-
-SAVING_TEXT = (
-    "Seed 1: score of the model kept so far, after each epoch and on the dev rows that models are chosen by, "
-    "by the two saving rules; thin: the model of that epoch"
-)
-
-OVERLAP_TEXT = (
-    "Seed 1: mean predicted similarity of STS pairs against the words they share, by row; dashed: what people said"
-)
 
 
 def _of(paper: Paper, found: Mapping[str, Found]) -> dict[str, Found]:
@@ -211,13 +211,6 @@ def _rule(paper: Paper) -> list[str]:
     """What "overall" means in the paper's table."""
     rules = sorted({row.reported.rule for row in paper.rows.values()})
     return [f"Overall: {'; or '.join(OVERALL[rule] for rule in rules)}."]
-
-
-def tasks_of(paper: Paper, found: Mapping[str, Found]) -> list[str]:
-    """The columns: the tasks that the paper or our runs have scores of, and the mean."""
-    theirs = {task for row in paper.rows.values() for task in row.reported.dev}
-    ours = {task for row in found.values() for scores in row.scores.values() for task in scores}
-    return [task for task in LABELS if task in theirs | ours | {MEAN}]
 
 
 def _table(
@@ -337,6 +330,6 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def _picture(folder: Path, name: str, text: str) -> str:
-    """A figure, where it was drawn."""
+    """A figure and its caption below, where it was drawn."""
     place = Path("images") / "reproduction" / f"{name}.svg"
-    return f"![{text}]({place.as_posix()})\n" if (folder / place).exists() else ""
+    return f"![{name}]({place.as_posix()})\n\n*{text}.*\n" if (folder / place).exists() else ""
