@@ -23,9 +23,18 @@ from minbert.config import SamplerConfig
 from minbert.errors import MinbertError
 from minbert.evaluation.diagnosis import T975, t_reach
 from minbert.evaluation.mistakes import load_mistakes
-from minbert.reproduction.figures import SCHEDULES, draw_all, kept_scores, schedule
+from minbert.reproduction.figures import (
+    OURS,
+    SCHEDULES,
+    THEIRS,
+    draw_all,
+    enough_pairs,
+    kept_scores,
+    saving_caption,
+    schedule,
+)
 from minbert.reproduction.findings import Difference, judge, scores_of
-from minbert.reproduction.found import load_results, verdicts
+from minbert.reproduction.found import Found, load_results, verdicts
 from minbert.reproduction.jobs import Job, Settings, check_ready, is_done, longest_part, plan_jobs, was_cut
 from minbert.reproduction.page import build_page, write_page
 from minbert.reproduction.recipes import Finding, Paper, choose_rows, find_papers
@@ -821,6 +830,13 @@ def test_the_page_has_their_numbers_ours_and_what_was_not_run(
     assert "Overall: the mean of the three scores." in lines
 
 
+def test_links_lead_from_where_the_page_lies(papers: dict[str, Paper], tmp_path: Path) -> None:
+    page = build_page(papers, {}, tmp_path / "some" / "where")
+    assert {link.removeprefix("../../recipes/") for link in re.findall(r"\]\((.+?)\)", page)} == {
+        *("README.md", "smith/1-plain.toml", "smith/2-mean.toml", "smith/3-other.toml", "afterwards/one.toml")
+    }
+
+
 def test_the_page_says_what_concerns_all_rows_of_a_paper(
     recipes: Path, settings: Settings, papers: dict[str, Paper], tmp_path: Path
 ) -> None:
@@ -885,6 +901,20 @@ def test_runs_under_different_conditions_are_shown_but_not_compared(
     assert "| tiny | 2 of 4 | 4 | 0 | 0 | 0 | 2 |" in page
 
 
+def test_rows_that_were_not_both_run_or_share_no_seed_are_not_compared(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path
+) -> None:
+    plain, mean = (jobs_of(papers, f"smith/{name}", seeds=2) for name in ("1-plain", "2-mean"))
+    for jobs in (plain[:1], mean[1:]):
+        run_jobs(jobs, settings, Listener())
+        page = build_page(papers, load_results(papers, settings.results), tmp_path)
+        (counts,) = [line for line in page.splitlines() if line.startswith("| tiny |")]
+        assert counts.endswith("| 0 | 0 | 0 | 2 |")
+    said = " ".join(page.split())
+    assert "**not compared** where one of its rows was not run or the two have no seed in common, where not all" in said
+    assert "same settings or caps of several sizes shortened them, and where only one of the two was made by" in said
+
+
 def test_rows_that_a_cap_cut_differently_decide_nothing(
     papers: dict[str, Paper], settings: Settings, tmp_path: Path
 ) -> None:
@@ -900,6 +930,70 @@ def test_rows_that_a_cap_cut_differently_decide_nothing(
         (finding,) = [line for line in page.splitlines() if line.startswith("| The mean is better.")]
         assert finding.endswith(f"| {verdict} |")
         assert ("With tiny held:" in page) == (verdict != cut)
+
+
+def test_a_task_that_only_one_row_has_is_one_thing_that_differs(recipes: Path, tmp_path: Path) -> None:
+    more = '[tasks.quora]\ntrain = "pairs.tsv"\ndev = "pairs.tsv"\n'
+    (recipes / "smith" / "4-more.toml").write_text(f'base = "common.toml"\n[paper]\nrow = "More"\n{more}')
+    path = recipes / "smith" / "findings.toml"
+    path.write_text(path.read_text().replace('worse = "1-plain"', 'worse = "4-more"', 1))
+    page = build_page(find_papers(recipes), {}, tmp_path)
+    assert "(section 3; `2-mean` over `4-more`, by `model.pooling`, `tasks.quora`)" in page
+
+
+def test_rows_that_answer_one_class_almost_always_say_so(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path
+) -> None:
+    jobs = jobs_of(papers, "smith/1-plain", "smith/2-mean", seeds=2)
+    run_jobs(jobs, settings, Listener())
+    matrices = {  # a column is an answer; 39 of 40 are the same in the first two, 38 and 20 in the others
+        "1-plain:1": [[0, 20], [1, 19]],
+        "1-plain:2": [[39, 0], [1, 0]],
+        "2-mean:1": [[20, 1], [18, 1]],
+        "2-mean:2": [[0, 20], [20, 0]],
+    }
+    for job in jobs:
+        dev = json.loads(job.result(settings).read_text())["dev"]
+        dev["sst"]["confusion"] = matrices[f"{job.row.name}:{job.seed}"]
+        written(job, settings, dev=dev)
+    page = build_page(papers, load_results(papers, settings.results), tmp_path)
+    (line,) = [line for line in page.splitlines() if line.startswith("Answers one class")]
+    assert line == "Answers one class of SST almost always (97.5% of dev or more): `1-plain` (2 of 2 seeds)."
+
+
+def test_a_row_of_no_paper_is_shown_beside_the_one_it_was_built_on(
+    recipes: Path, settings: Settings, tmp_path: Path
+) -> None:
+    def cells(row: str) -> list[str]:
+        """The row of the page's table, without its name."""
+        page = build_page(papers, load_results(papers, settings.results), tmp_path)
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| [{row}](")]
+        return line.split(" | ")[1:]
+
+    built_on_mean, path = '[paper]\nrow = "One"\nafter = "smith/2-mean"\n', recipes / "afterwards" / "one.toml"
+    path.write_text('base = "../smith/common.toml"\n' + built_on_mean)
+    base = recipes / "smith" / "2-mean.toml"
+    base.write_text(base.read_text().replace("[paper]\n", '[paper]\nrule = "2024"\n'))
+    papers = find_papers(recipes)
+    ones, means = jobs_of(papers, "afterwards/one", seeds=2), jobs_of(papers, "smith/2-mean", seeds=3)
+    run_jobs(ones, settings, Listener())
+    scores = ["0.301 ± 0.001"] * 3  # of two tasks and overall
+    link = "[smith/2-mean](recipes/smith/2-mean.toml)"
+    assert cells("One") == [link, *scores, "", "2", "6 of 12 |"]
+    run_jobs(means, settings, Listener())
+    for job, overall in zip(means, (0.400, 0.421, 0.900), strict=True):
+        written(job, settings, overall={"2023": overall, "2024": 0.0})
+    assert cells("One")[4] == "-0.109"  # .301 - .400 and .302 - .421: the row's own rule, the seeds that both have
+    assert len(cells("Plain")) == 8  # what a paper has is compared by its findings
+    written(means[0], settings, dev={})
+    assert cells("One")[4] == "-0.119"  # an overall of other tasks is another thing
+    run_jobs(ones, replace(settings, sets=("optimizer.lr=1e-4",)), Listener())
+    assert cells("One")[4] == ""
+    run_jobs(ones, settings, Listener())
+    assert cells("One")[4] == "-0.119"
+    path.write_text('base = "../smith/2-mean.toml"\n' + built_on_mean)
+    papers = find_papers(recipes)
+    assert cells("One")[4] == ""
 
 
 def test_rows_with_the_same_scores_say_so(papers: dict[str, Paper], settings: Settings, tmp_path: Path) -> None:
@@ -959,10 +1053,36 @@ def test_figures_are_drawn_for_what_was_run(papers: dict[str, Paper], settings: 
     write_page(papers, settings.results, page, draw=draw_all)
     drawn = sorted(path.name for path in (page.parent / "images" / "reproduction").iterdir())
     assert drawn == ["samplers.svg", "smith-tiny.svg"]
-    assert "(images/reproduction/smith-tiny.svg)" in page.read_text()
+    caption = "*smith, tiny: score of each row; a line is from the lowest to the highest seed.*"
+    assert f"(images/reproduction/smith-tiny.svg)\n\n{caption}\n" in page.read_text()
     before = (page.parent / "images" / "reproduction" / "smith-tiny.svg").read_bytes()
     write_page(papers, settings.results, page, draw=draw_all)
     assert (page.parent / "images" / "reproduction" / "smith-tiny.svg").read_bytes() == before
+
+
+def test_the_papers_scores_lie_above_ours_and_those_of_older_recipes_are_marked(
+    papers: dict[str, Paper], recipes: Path, settings: Settings, tmp_path: Path
+) -> None:
+    def draw() -> tuple[str, str]:
+        """The panel of SST, and the whole picture."""
+        draw_all(papers, load_results(papers, settings.results), tmp_path)
+        picture = (tmp_path / "smith-tiny.svg").read_text()
+        return picture.partition('<g id="axes_1">')[2].partition('<g id="axes_2">')[0], picture
+
+    run_jobs(jobs_of(papers, "smith"), settings, Listener())
+    sst, picture = draw()
+    ours, theirs = (
+        [one.start() for one in re.finditer(f'<use [^>]*"fill: {colour}', sst)] for colour in (OURS, THEIRS)
+    )
+    assert (len(ours), len(theirs)) == (3, 2)
+    assert max(ours) < min(theirs), "what comes later in the file lies above"
+    assert ">ours<" in picture and "older recipe" not in picture
+    path = recipes / "smith" / "2-mean.toml"
+    path.write_text(path.read_text().replace('pooling = "mean"', 'pooling = "max"'))
+    sst, picture = draw()
+    assert len(re.findall(f'<use [^>]*"fill: {OURS}', sst)) == 2
+    assert len(re.findall(f'<use [^>]*"fill: #ffffff; stroke: {OURS}', sst)) == 1
+    assert ">ours<" in picture and ">ours, of an older recipe<" in picture
 
 
 def test_saving_rules_and_word_overlap_are_drawn(tmp_path: Path, settings: Settings) -> None:
@@ -972,7 +1092,7 @@ def test_saving_rules_and_word_overlap_are_drawn(tmp_path: Path, settings: Setti
         for epoch in (1, 2, 3)
     ]  # fmt: skip
     value = {"rows": 1, "metric": "accuracy", "metrics": {"accuracy": {"value": 0.5}}}
-    bins = [{"bleu": 0.1 * n, "label": 0.5 * n, "prediction": 0.4 * n} for n in range(5)]
+    bins = [{"rows": 30, "bleu": 0.1 * n, "label": 0.5 * n, "prediction": 0.999 + 0.0002 * n} for n in range(5)]
     overlap = {"sts": bins}
     content = {
         "dev": {"sst": value, "sts": value},
@@ -986,7 +1106,44 @@ def test_saving_rules_and_word_overlap_are_drawn(tmp_path: Path, settings: Setti
     drawn = draw_all(papers, load_results(papers, settings.results), tmp_path / "images")
     assert tmp_path / "images" / "vinjapuri-vasireddy-tiny-saving.svg" in drawn
     picture = (tmp_path / "images" / "vinjapuri-vasireddy-tiny-overlap.svg").read_text()
-    assert all(f">{name}<" in picture for name in ("7-six-epochs", "8-weighted-mean", "people"))
+    assert all(f">{name}<" in picture for name in ("7-six-epochs", "8-weighted-mean", "what people said (right)"))
+    assert len(re.findall(r">0\.999\d*<", picture)) > 4  # each has a scale on which such predictions are no flat line
+
+
+def test_bins_of_few_pairs_are_taken_together() -> None:
+    def together(*rows: int) -> list[float]:
+        bins = [{"rows": n, "bleu": n / 100, "label": 2.0 * n, "prediction": 1.0} for n in rows]
+        return [one["rows"] for one in enough_pairs(bins)]
+
+    assert together(49, 195, 44, 16, 10) == [49, 195, 44, 26]
+    assert together(5, 8, 49, 20) == [62, 20]
+    assert together(44, 3) == [47]
+    assert together(3) == [3]
+    (one,) = enough_pairs({"rows": n, "bleu": n / 100, "label": 2.0 * n, "prediction": 1.0} for n in (15, 10))
+    assert one == pytest.approx({"rows": 25, "bleu": 0.13, "label": 26.0, "prediction": 1.0})  # (15² + 10²) / 25 is 13
+
+
+@pytest.mark.parametrize(
+    ("any_improves", "weighted", "told"),
+    [
+        ((1, 2, 3), (1, 2, 3), "chosen by. Both saving rules kept that of every epoch"),
+        (
+            (1, 3),
+            (1, 3),
+            "chosen by. Both saving rules kept that of the same epochs (1, 3); thin: the model of that epoch",
+        ),
+        ((1, 2, 3), (1, 3), "chosen by, by the two saving rules; thin: the model of that epoch"),
+    ],
+)
+def test_what_the_saving_rules_kept_is_said_as_it_is(
+    any_improves: tuple[int, ...], weighted: tuple[int, ...], told: str
+) -> None:
+    rows = find_papers(ROOT / "recipes")["vinjapuri-vasireddy"].rows
+    found = {}
+    for name, kept in (("7-six-epochs", any_improves), ("8-weighted-mean", weighted)):
+        history = [{"epoch": epoch, "kept": ["model"] * (epoch in kept)} for epoch in (1, 2, 3)]
+        found[rows[name].key] = Found(rows[name], "tiny", {2: {"reproduction": {"history": history}}})
+    assert saving_caption(found).startswith("Seed 2: ") and saving_caption(found).endswith(told)
 
 
 def test_the_score_of_the_model_kept_stays_until_another_is_kept() -> None:

@@ -6,8 +6,9 @@ draw_all(papers, results, Path("docs/images/reproduction"))
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,8 @@ import numpy as np
 from minbert.config import SamplerConfig
 from minbert.data.samplers import make_sampler
 from minbert.errors import require
-from minbert.reproduction.found import Found, Results
-from minbert.reproduction.page import LABELS, tasks_of
-from minbert.reproduction.recipes import MEAN, Paper
+from minbert.reproduction.found import Found, Results, tasks_of
+from minbert.reproduction.recipes import LABELS, MEAN, Paper
 
 COLOURS = {"sst": "#c9a227", "quora": "#1b6ca8", "sts": "#b5473c"}
 OURS, THEIRS = "#1b6ca8", "#8a8a8a"
@@ -41,6 +41,12 @@ SAVING = ("vinjapuri-vasireddy/7-six-epochs", "vinjapuri-vasireddy/8-weighted-me
 """Two rows that differ only in when a model is kept."""
 OVERLAP = "vinjapuri-vasireddy"
 """The paper that looks at word overlap."""
+OVERLAP_CAPTION = (
+    "Seed 1: mean predicted similarity of STS pairs against the words they share, a panel for each row with a scale of its "
+    "own; dashed: what people said. Tenths of BLEU's range with fewer than 20 pairs are taken together"
+)
+History = Sequence[Mapping[str, Any]]
+"""The evaluations of a run: epoch, scores, what was kept."""
 
 
 def draw_all(papers: Mapping[str, Paper], results: Results, images: Path) -> list[Path]:
@@ -55,12 +61,14 @@ def draw_all(papers: Mapping[str, Paper], results: Results, images: Path) -> lis
             rows = {row.name: found[row.key] for row in paper.rows.values() if row.key in found}
             if len(rows) > 1:
                 figures[f"{paper.name}-{encoder}"] = (9, 3.0 + 0.12 * len(rows)), _scores(paper, rows)
-        if all(key in found and found[key].by_seed for key in SAVING):
+        if pair := _saving_pair(found):
             paper_name = SAVING[0].partition("/")[0]
-            figures[f"{paper_name}-{encoder}-saving"] = (9, 3.0), _saving(*(found[key] for key in SAVING))
-        looked_at = {key: one for key, one in found.items() if one.row.paper == OVERLAP and _overlap_of(one)}
-        if looked_at:
-            figures[f"{OVERLAP}-{encoder}-overlap"] = (9, 3.6), _overlap(looked_at.values())
+            figures[f"{paper_name}-{encoder}-saving"] = (9, 3.0), _saving(pair[1])
+        curves = {one.row.name: _overlap_of(one) for one in found.values() if one.row.paper == OVERLAP}
+        if curves := {name: bins for name, bins in curves.items() if bins}:
+            lines, columns = math.ceil(len(curves) / 4), min(4, len(curves))
+            size = (1.0 + 2.0 * columns, 0.9 + 1.7 * lines)
+            figures[f"{OVERLAP}-{encoder}-overlap"] = size, _overlap(curves, lines, columns)
     images.mkdir(parents=True, exist_ok=True)
     for old in images.glob("*.svg"):
         if old.stem in figures or any(old.stem.startswith(f"{name}-") for name in papers):
@@ -133,11 +141,14 @@ def _scores(paper: Paper, rows: Mapping[str, Found]) -> Callable[[Any], None]:
                 ours = one.values(task)
                 if task == MEAN and len(next(iter(one.scores.values()))) < 3:
                     ours = []  # the mean of one task is that task
-                if theirs is not None:
-                    axes.plot(theirs, spot, "D", color=THEIRS, markersize=4, label="paper")
+                if theirs is not None:  # above ours, so that both are seen where they are the same
+                    edge = {"markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3}
+                    axes.plot(theirs, spot, "D", color=THEIRS, markersize=5, label="paper", **edge)
                 if ours:
+                    label, inside = ("ours", OURS) if one.is_current else ("ours, of an older recipe", "white")
                     axes.plot([min(ours), max(ours)], [spot, spot], color=OURS, linewidth=1)
-                    axes.plot(statistics.fmean(ours), spot, "o", color=OURS, markersize=5, label="ours")
+                    middle = statistics.fmean(ours)
+                    axes.plot(middle, spot, "o", color=OURS, markerfacecolor=inside, markersize=7, label=label)
             axes.tick_params(axis="y", labelleft=place == 0)
             axes.grid(axis="both", color="#e5e5e5", linewidth=0.6)
             axes.set_title(LABELS[task], fontsize=9)
@@ -147,15 +158,38 @@ def _scores(paper: Paper, rows: Mapping[str, Found]) -> Callable[[Any], None]:
         handles = {
             label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
-        figure.legend(handles.values(), handles.keys(), loc="outside upper right", ncols=2, frameon=False)
+        figure.legend(handles.values(), handles.keys(), loc="outside upper right", ncols=3, frameon=False)
 
     return draw
 
 
-def _saving(*pair: Found) -> Callable[[Any], None]:
-    """Score against epoch, for the seed that both rows have: of each epoch's model, and of the one kept by each rule."""
-    seed = min(set(pair[0].by_seed) & set(pair[1].by_seed), default=min(pair[0].by_seed))
-    histories = [one.by_seed.get(seed, next(iter(one.by_seed.values())))["reproduction"]["history"] for one in pair]
+def _saving_pair(found: Mapping[str, Found]) -> tuple[int, list[History]] | None:
+    """The first seed that both rows have, and what each evaluated and kept with it."""
+    one, other = (found[key].by_seed if key in found else {} for key in SAVING)
+    seed = min(one.keys() & other.keys(), default=None)
+    return None if seed is None else (seed, [rows[seed]["reproduction"]["history"] for rows in (one, other)])
+
+
+def saving_caption(found: Mapping[str, Found]) -> str:
+    """What the lines are; where the two rules kept the same, that is all there is to see."""
+    pair = _saving_pair(found)
+    if pair is None:
+        return ""
+    seed, histories = pair
+    first, second = (kept_epochs(history) for history in histories)
+    is_every = len(first) == len(histories[0])
+    lines = ", by the two saving rules"
+    if first == second:
+        epochs = "every epoch" if is_every else f"the same epochs ({', '.join(map(str, first))})"
+        lines = f". Both saving rules kept that of {epochs}"
+    text = (
+        f"Seed {seed}: score of the model kept so far, after each epoch and on the dev rows that models are chosen by"
+    )
+    return f"{text}{lines}" + ("" if first == second and is_every else "; thin: the model of that epoch")
+
+
+def _saving(histories: list[History]) -> Callable[[Any], None]:
+    """Score against epoch: of each epoch's model, and of the one kept by each rule."""
     names = ("any task improves", "weighted mean")
 
     def draw(figure: Any) -> None:
@@ -180,44 +214,66 @@ def _saving(*pair: Found) -> Callable[[Any], None]:
     return draw
 
 
-def _overlap_of(one: Found) -> list[Mapping[str, Any]]:
+def _overlap_of(one: Found) -> list[dict[str, float]]:
     """STS pairs by the words they share, for a row's first seed; empty where that was not kept."""
     found = next(iter(one.by_seed.values()))["reproduction"].get("overlap", {})
-    return list(found.get("sts", []))
+    return enough_pairs(found.get("sts", []))
 
 
-def _overlap(rows: Iterable[Found]) -> Callable[[Any], None]:
-    """A curve for each row: mean predicted similarity against BLEU; dashed, what people said."""
+def enough_pairs(bins: Iterable[dict[str, float]], least: int = 20) -> list[dict[str, float]]:
+    """Bins of fewer pairs together with the next, and at the end with the one before: a mean of ten says little."""
+    merged: list[dict[str, float]] = []
+    for one in bins:
+        if merged and merged[-1]["rows"] < least:
+            merged[-1] = _together(merged[-1], one)
+        else:
+            merged.append(one)
+    if len(merged) > 1 and merged[-1]["rows"] < least:
+        merged[-2:] = [_together(*merged[-2:])]
+    return merged
+
+
+def _together(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    rows = one["rows"] + other["rows"]
+    means = ("bleu", "label", "prediction")
+    return {"rows": rows} | {name: (one[name] * one["rows"] + other[name] * other["rows"]) / rows for name in means}
+
+
+def _overlap(curves: Mapping[str, Sequence[Mapping[str, float]]], lines: int, columns: int) -> Callable[[Any], None]:
+    """A panel for each row, on the scale of its own predictions: where those are nearly the same whatever the pair, one
+    scale for all would hide whether they rise with BLEU. Dashed, the same in every panel: what people said."""
 
     def draw(figure: Any) -> None:
-        from matplotlib import colormaps
-
-        axes = figure.add_subplot()
-        curves = {one.row.name: _overlap_of(one) for one in rows}
-        shades = colormaps["viridis"](np.linspace(0.0, 0.9, len(curves)))
-        for (name, bins), shade in zip(curves.items(), shades, strict=True):
-            axes.plot(
-                [one["bleu"] for one in bins], [one["prediction"] for one in bins], "-o", color=shade, markersize=3
-            )
-            axes.lines[-1].set_label(name)
-        people = next(iter(curves.values()))
-        axes.plot(
-            [one["bleu"] for one in people], [one["label"] for one in people], "--", color="black", label="people"
-        )
-        axes.set_xlabel("word overlap of the two sentences (BLEU), tenths of its range")
-        axes.set_ylabel("mean similarity")
-        axes.grid(axis="both", color="#e5e5e5", linewidth=0.6)
-        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+        for place, (name, bins) in enumerate(curves.items()):
+            axes = figure.add_subplot(lines, columns, place + 1)
+            people = axes.twinx()
+            overlap = [one["bleu"] for one in bins]
+            people.plot(overlap, [one["label"] for one in bins], "--", color="black", linewidth=1.2)
+            axes.plot(overlap, [one["prediction"] for one in bins], "o-", color=OURS, linewidth=1.2, markersize=3)
+            for part in (axes, people):
+                part.ticklabel_format(useOffset=False)
+                part.locator_params(nbins=4)
+            ends_line = place + 1 == len(curves) or (place + 1) % columns == 0
+            people.tick_params(axis="y", right=ends_line, labelright=ends_line)
+            axes.grid(axis="both", color="#e5e5e5", linewidth=0.6)
+            axes.set_title(name, fontsize=9)
+        figure.supxlabel("word overlap of the two sentences (BLEU)", fontsize=9)
+        handles = [axes.lines[0], people.lines[0]]
+        texts = ["mean prediction (left, its own scale)", "what people said (right)"]
+        figure.legend(handles, texts, loc="outside upper center", ncols=min(2, columns), frameon=False)
 
     return draw
 
 
-def kept_scores(history: list[Mapping[str, Any]], task: str) -> tuple[list[int], list[float]]:
+def kept_epochs(history: History) -> list[int]:
+    """After which epochs the model was kept; the first one always is."""
+    return [one["epoch"] for place, one in enumerate(history) if not place or "model" in one["kept"]]
+
+
+def kept_scores(history: History, task: str) -> tuple[list[int], list[float]]:
     """After each evaluation, the score of the model that was kept last."""
-    epochs: list[int] = []
     scores: list[float] = []
     for one in history:
         kept = "model" in one["kept"] or not scores
-        epochs.append(one["epoch"])
         scores.append(one["scores"]["dev"][task] or 0.0 if kept else scores[-1])
-    return epochs, scores
+    return [one["epoch"] for one in history], scores

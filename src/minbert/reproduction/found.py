@@ -13,10 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from minbert.errors import MinbertError, shown
 from minbert.reproduction.findings import Verdict, judge, scores_of
 from minbert.reproduction.jobs import ASIDE, Job, Settings, longest_part, made_by, was_cut
-from minbert.reproduction.recipes import Paper, Row
+from minbert.reproduction.recipes import LABELS, MEAN, Paper, Row
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class Found:
 
     def values(self, task: str) -> list[float]:
         return [scores[task] for scores in self.scores.values() if task in scores]
+
+    def one_answer(self, task: str) -> int:
+        """With how many seeds a classification task has the same answer almost always."""
+        matrices = [one["dev"].get(task, {}).get("confusion", [[0]]) for one in self.by_seed.values()]
+        answers = [np.sum(matrix, axis=0) for matrix in matrices]  # a row is a label's, a column an answer's
+        return sum(bool(counts.max() >= ALMOST_ALWAYS * counts.sum() > 0) for counts in answers)
 
     @cached_property
     def share(self) -> float:
@@ -82,6 +90,8 @@ def _told(result: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(one for one in result["reproduction"]["set"] if one.partition("=")[0].strip() not in aside)
 
 
+ALMOST_ALWAYS = 0.975
+"""The part of the dev rows from which on one class is a model's only answer."""
 UNEVEN = 1.25
 """How many times as large a part of its steps one row may have than another that it is compared with."""
 
@@ -111,6 +121,13 @@ def _read(path: Path) -> dict[str, Any]:
         raise MinbertError(f"{shown(path)}: not JSON ({error}); expected what minbert reproduce wrote") from None
 
 
+def tasks_of(paper: Paper, found: Mapping[str, Found]) -> list[str]:
+    """The columns: the tasks that the paper or our runs have scores of, and the mean."""
+    theirs = {task for row in paper.rows.values() for task in row.reported.dev}
+    ours = {task for row in found.values() for scores in row.scores.values() for task in scores}
+    return [task for task in LABELS if task in theirs | ours | {MEAN}]
+
+
 def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
     """What the runs say about each finding. Runs under different conditions are not compared."""
     judged = []
@@ -119,11 +136,26 @@ def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
         if better is None or worse is None or not _alike(better, worse):
             judged.append(judge(finding, {}, {}))
         else:
-            least, most = sorted((better.share, worse.share))
-            judged.append(judge(finding, better.scores, worse.scores, is_even=most <= UNEVEN * least))
+            judged.append(judge(finding, better.scores, worse.scores, is_even=_is_even(better, worse)))
     return judged
 
 
 def _alike(one: Found, other: Found) -> bool:
     """Were they run with the same settings, and both, or neither, before their recipes were last changed?"""
     return len(one.sets | other.sets) == 1 and len(one.caps | other.caps) <= 1 and one.is_current == other.is_current
+
+
+def _is_even(one: Found, other: Found) -> bool:
+    """Did a cap leave about the same part of both?"""
+    least, most = sorted((one.share, other.share))
+    return most <= UNEVEN * least
+
+
+def gains(row: Found, base: Found | None) -> list[float]:
+    """How far a row's overall lies above that of the one it was built on, for each seed that both have; empty where they
+    cannot be compared. Both are counted by the row's own rule, which may not be that of the other one's paper."""
+    if base is None or not (row.is_current and _alike(row, base) and _is_even(row, base)):
+        return []
+    pairs = [(one, base.by_seed[seed]) for seed, one in row.by_seed.items() if seed in base.by_seed]
+    scores = [[scores_of(one, row.row.reported.rule) for one in pair] for pair in pairs]
+    return [ours[MEAN] - before[MEAN] for ours, before in scores if ours.keys() == before.keys()]

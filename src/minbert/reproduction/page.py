@@ -7,29 +7,36 @@ Everything on the page comes from the recipes and from results/; what has not be
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from minbert.atomic import write_text
 from minbert.config import Recipe
 from minbert.encoders import SEEN_QUORA
-from minbert.recipes import differences, read_recipe
-from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, NOT_COMPARED, UNDECIDED, Difference
-from minbert.reproduction.found import UNEVEN, Found, Results, load_results, verdicts
-from minbert.reproduction.recipes import MEAN, Finding, Paper, Row
+from minbert.recipes import read_recipe
+from minbert.reproduction.comparisons import findings_table, interval
+from minbert.reproduction.figures import OVERLAP_CAPTION, saving_caption
+from minbert.reproduction.findings import DID_NOT_HOLD, HELD, MARGIN, NOT_COMPARED, UNDECIDED
+from minbert.reproduction.found import (
+    ALMOST_ALWAYS,
+    UNEVEN,
+    Found,
+    Results,
+    gains,
+    load_results,
+    tasks_of,
+    verdicts,
+)
+from minbert.reproduction.recipes import LABELS, MEAN, Paper, Row
 from minbert.tasks import CONTRASTIVE
-
-LABELS = {"sst": "SST", "quora": "Quora", "sts": "STS", "cfimdb": "CFIMDB", MEAN: "overall"}
 
 INTRO = """\
 # The papers' rows, their numbers and ours
 
-Written by `minbert reproduce`; do not edit. Each row of the papers' tables is a recipe in [recipes/](../recipes/README.md).
+Written by `minbert reproduce`; do not edit. Each row of the papers' tables is a recipe in [recipes/]({recipes}).
 Their numbers are as printed, an empty cell is a number that the paper does not print. Ours are scores on dev, the mean over
 seeds and ± the standard deviation.
 
@@ -48,10 +55,12 @@ What differs from the papers, in every row:
 A finding compares two rows over the seeds that both have: the mean of the paired differences and its 95% t interval. "Better"
 **held** if the interval lies above 0 and **did not hold** if it lies below; "no better" held if the interval ends below
 +{margin:g}, and did not hold if it lies above 0. Everything else is **undecided**, and so is every finding with one seed, and
-every one of two rows of which a cap on the steps left different parts, one more than {uneven:g} times the other. Two rows of
-which only one was made by its recipe as it is now are **not compared**. A correlation that does not exist, because all answers
-are the same, counts as 0. Of twenty findings that are nothing but chance, one would be decided all the same. Where two rows
-differ in more than what the finding is about, as the papers' own rows do, the list of what differs says so.
+every one of two rows of which a cap on the steps left different parts, one more than {uneven:g} times the other. A finding is
+**not compared** where one of its rows was not run or the two have no seed in common, where not all of their runs had the same
+settings or caps of several sizes shortened them, and where only one of the two was made by its recipe as it is now. A
+correlation that does not exist, because all answers are the same, counts as 0. Of twenty findings that are nothing but chance,
+one would be decided all the same. Where two rows differ in more than what the finding is about, as the papers' own rows do,
+the list of what differs says so.
 
 `training.dev_sample=4000` beside a table: after each epoch a model is chosen or not by its scores on at most 4,000 dev rows of
 a task (Quora has 20,212). The scores in the tables are those of the chosen model on all of dev.
@@ -61,6 +70,12 @@ OVERALL = {
     "2023": "the mean of the three scores",
     "2024": "the mean of the three scores, of which the correlation r counts as (r + 1) / 2",
 }
+
+
+OVER_BASE = (
+    "Over that row: the mean difference over the seeds that both have, no verdict. Empty: that row was not run here, the two "
+    "had other settings or caps, or an older recipe made one of them."
+)
 
 
 def write_page(
@@ -76,7 +91,9 @@ def write_page(
 
 def build_page(papers: Mapping[str, Paper], results: Results, folder: Path) -> str:
     """The whole page; `folder` is where it will lie."""
-    parts = [INTRO.format(margin=MARGIN, uneven=UNEVEN), _summary(papers, results), _decided(papers, results)]
+    (recipes,) = {row.recipes for paper in papers.values() for row in paper.rows.values()}
+    intro = INTRO.format(recipes=_relative(recipes / "README.md", folder), margin=MARGIN, uneven=UNEVEN)
+    parts = [intro, _summary(papers, results), _decided(papers, results)]
     parts.append(_picture(folder, "samplers", SCHEDULES))
     parts += [_section(paper, results, folder) for paper in papers.values()]
     return "\n".join(part for part in parts if part)
@@ -112,7 +129,7 @@ def _decided(papers: Mapping[str, Paper], results: Results) -> str:
             those = [(paper, verdict) for paper, verdict in judged if verdict.word == word]
             lines += [f"With {encoder} {word}:", ""] if those else []
             for paper, verdict in those:
-                ours = ", ".join(_interval(difference, several=True) for difference in verdict.differences)
+                ours = ", ".join(interval(difference, several=True) for difference in verdict.differences)
                 lines.append(f"- {verdict.finding.claim} `{paper.name}`: {ours}")
             lines += [""] if those else []
     return "\n".join(lines)
@@ -123,11 +140,11 @@ def _section(paper: Paper, results: Results, folder: Path) -> str:
     mine = {encoder: _of(paper, found) for encoder, found in results.items()}
     mine = {encoder: found for encoder, found in mine.items() if found}
     if not mine:
-        parts += ["**Not run yet.**", "", *_table(paper, {}, folder), ""]
-        parts += [*_findings(paper, {}), ""] if paper.claims.findings else []
+        parts += ["**Not run yet.**", "", *_table(paper, {}, folder, bases={}), ""]
+        parts += [*findings_table(paper, {}), ""] if paper.claims.findings else []
     for place, (encoder, found) in enumerate(mine.items()):
         parts += [f"### {paper.name} with {encoder}", "", *_conditions(encoder, found), *_rule(paper), ""]
-        parts += [*_table(paper, found, folder, every=place == 0), ""]
+        parts += [*_table(paper, found, folder, bases=results[encoder], every=place == 0), "", *_one_answer(found)]
         missing = [row for row in paper.rows.values() if row.key not in found]
         if missing and place == 0:  # with further encoders only some rows are run
             parts += ["Not run: " + ", ".join(f"`{row.name}`" for row in missing) + ".", ""]
@@ -138,26 +155,16 @@ def _section(paper: Paper, results: Results, folder: Path) -> str:
                 f"{paper.name}, {encoder}: score of each row; a line is from the lowest to the highest seed",
             )
         )
-        parts.append(_picture(folder, f"{paper.name}-{encoder}-saving", SAVING_TEXT))
-        parts.append(_picture(folder, f"{paper.name}-{encoder}-overlap", OVERLAP_TEXT))
+        parts.append(_picture(folder, f"{paper.name}-{encoder}-saving", saving_caption(found)))
+        parts.append(_picture(folder, f"{paper.name}-{encoder}-overlap", OVERLAP_CAPTION))
         parts += _geometry(found)
         if any(verdict.seeds for verdict in verdicts(paper, found)):
-            parts += [*_findings(paper, found), ""]
+            parts += [*findings_table(paper, found), ""]
     notes = [f"- {note}" for note in paper.claims.notes]
     notes += [f"- {_link(row, folder)}: {row.reported.note}" for row in paper.rows.values() if row.reported.note]
     if notes:
         parts += ["<details><summary>Notes: deviations, misprints, guesses</summary>", "", *notes, "", "</details>", ""]
     return "\n".join(part for part in parts if part is not None)
-
-
-SAVING_TEXT = (
-    "Seed 1: score of the model kept so far, after each epoch and on the dev rows that models are chosen by, "
-    "by the two saving rules; thin: the model of that epoch"
-)
-
-OVERLAP_TEXT = (
-    "Seed 1: mean predicted similarity of STS pairs against the words they share, by row; dashed: what people said"
-)
 
 
 def _of(paper: Paper, found: Mapping[str, Found]) -> dict[str, Found]:
@@ -206,29 +213,33 @@ def _rule(paper: Paper) -> list[str]:
     return [f"Overall: {'; or '.join(OVERALL[rule] for rule in rules)}."]
 
 
-def tasks_of(paper: Paper, found: Mapping[str, Found]) -> list[str]:
-    """The columns: the tasks that the paper or our runs have scores of, and the mean."""
-    theirs = {task for row in paper.rows.values() for task in row.reported.dev}
-    ours = {task for row in found.values() for scores in row.scores.values() for task in scores}
-    return [task for task in LABELS if task in theirs | ours | {MEAN}]
-
-
-def _table(paper: Paper, found: Mapping[str, Found], folder: Path, *, every: bool = True) -> list[str]:
+def _table(
+    paper: Paper, found: Mapping[str, Found], folder: Path, *, bases: Mapping[str, Found], every: bool = True
+) -> list[str]:
+    """The rows, theirs beside ours; those of no paper, which nothing else compares, beside the ones they were built on."""
     tasks = tasks_of(paper, found)
-    head = "".join(f" {LABELS[task]}, theirs | ours |" for task in tasks)
-    lines = [f"| row |{head} seeds | steps |", "|---|" + "---|" * (2 * len(tasks) + 2)]
+    printed = any(row.reported.dev or row.reported.overall for row in paper.rows.values())
+    beside = not paper.claims.findings and any(row.reported.after for row in paper.rows.values())
+    heads = ["row", "built on"] if beside else ["row"]
+    heads += [f"{LABELS[task]}, theirs | ours" if printed else LABELS[task] for task in tasks]
+    head = f"| {' | '.join([*heads, *['overall, over that row'] * beside, 'seeds', 'steps'])} |"
+    lines = [head, "|" + "---|" * (head.count("|") - 1)]
     for row in paper.rows.values():
         ours = found.get(row.key)
         if ours is None and not every:
             continue
-        cells = []
+        best = "**" if row.name == paper.claims.best else ""
+        cells = [f"{best}{_link(row, folder)}{best}", *[_base(row, folder)] * beside]
         for task in tasks:
             reported = row.reported.overall.get("dev") if task == MEAN else row.reported.dev.get(task)
             shown_here = ours is not None and (task != MEAN or len(next(iter(ours.scores.values()))) > 2)
-            cells += [_printed(reported), _spread(ours.values(task)) if ours is not None and shown_here else ""]
-        best = "**" if row.name == paper.claims.best else ""
-        label = f"{best}{_link(row, folder)}{best}"
-        lines.append("| " + " | ".join([label, *cells, str(len(ours.by_seed)) if ours else "", _steps(ours)]) + " |")
+            cells += [_printed(reported)] * printed
+            cells.append(_spread(ours.values(task)) if ours is not None and shown_here else "")
+        above = gains(ours, bases.get(row.reported.after)) if ours and beside else []
+        cells += [f"{statistics.fmean(above):+.3f}" if above else ""] * beside
+        lines.append("| " + " | ".join([*cells, str(len(ours.by_seed)) if ours else "", _steps(ours)]) + " |")
+    if beside:
+        lines += ["", OVER_BASE]
     tested = [row for row in paper.rows.values() if row.reported.test or "test" in row.reported.overall]
     for row in tested:
         scores = {**row.reported.test, MEAN: row.reported.overall.get("test")}
@@ -237,6 +248,17 @@ def _table(paper: Paper, found: Mapping[str, Found], folder: Path, *, every: boo
             "",
             f"Their test scores of {_link(row, folder)}: {told}. The test labels are not public; ours are dev only.",
         ]
+    return lines
+
+
+def _one_answer(found: Mapping[str, Found]) -> list[str]:
+    """Which rows have the same answer to nearly everything, a line for each task: their scores say how common it is."""
+    lines = []
+    for task, label in LABELS.items():
+        counts = [(one, one.one_answer(task)) for one in found.values()]
+        rows = [f"`{one.row.name}` ({count} of {len(one.by_seed)} seeds)" for one, count in counts if count]
+        always = f"Answers one class of {label} almost always ({ALMOST_ALWAYS:.1%} of dev or more)"
+        lines += [f"{always}: {', '.join(rows)}.", ""] if rows else []
     return lines
 
 
@@ -281,59 +303,6 @@ def _is_contrastive(recipe: Recipe) -> bool:
     return any(task.loss in CONTRASTIVE for part in (recipe, *recipe.stages) for task in part.tasks)
 
 
-def _findings(paper: Paper, found: Mapping[str, Found]) -> list[str]:
-    lines = ["| finding | on | theirs | ours, 95% interval | seeds | verdict |", "|---|---|---|---|---|---|"]
-    for verdict in verdicts(paper, found):
-        one = verdict.finding
-        ours = "<br>".join(
-            _interval(difference, several=len(verdict.differences) > 1) for difference in verdict.differences
-        )
-        rows = f"`{one.better}` {'over' if one.kind == 'better' else 'no better than'} `{one.worse}`"
-        rows += f", by {', '.join(f'`{key}`' for key in _changed(paper, one))}"
-        on = LABELS.get(one.on, one.on)
-        lines.append(
-            f"| {one.claim} ({one.where}; {rows}) | {on} | {_their_difference(paper, one)} | {ours} | {verdict.seeds} | "
-            f"**{verdict.told}**{'' if verdict.is_even else _cut(paper, one, found)} |"
-        )
-    return lines
-
-
-def _changed(paper: Paper, finding: Finding) -> list[str]:
-    """The settings in which the two rows of a finding differ; those of a stage are one."""
-    better, worse = (read_recipe(paper.rows[name].path) for name in (finding.better, finding.worse))
-    lines = differences(replace(better, name=worse.name, about=worse.about), worse)
-    keys = (line.partition(": ")[0] for line in lines)
-    return list(dict.fromkeys("stages" if key.startswith("stages") else key for key in keys))
-
-
-def _cut(paper: Paper, finding: Finding, found: Mapping[str, Found]) -> str:
-    """Why two rows cannot be compared though both were run."""
-    shares = (f"{found[f'{paper.name}/{row}'].share:.0%} of `{row}`" for row in (finding.better, finding.worse))
-    return f": the cap left {' and '.join(shares)}"
-
-
-def _their_difference(paper: Paper, finding: Finding) -> str:
-    better, worse = (paper.rows[name].reported for name in (finding.better, finding.worse))
-    shared = [task for task in better.dev if task in worse.dev]
-    if finding.on == MEAN:
-        pairs = [("", better.overall.get("dev"), worse.overall.get("dev"))]
-    else:
-        tasks = [finding.on] if finding.on in LABELS else shared
-        several = len(tasks) > 1
-        pairs = [(f"{LABELS[t]} " if several else "", better.dev.get(t), worse.dev.get(t)) for t in tasks]
-    return "<br>".join(f"{label}{a - b:+.3f}" for label, a, b in pairs if a is not None and b is not None)
-
-
-def _interval(difference: Difference, *, several: bool) -> str:
-    label = f"{LABELS.get(difference.on, difference.on)} " if several else ""
-    if not difference.values:
-        return ""
-    if len(difference.values) > 1 and not any(difference.values):
-        return f"{label}0: the same score with every seed"
-    ends = f" ({difference.low:+.3f} to {difference.high:+.3f})" if math.isfinite(difference.half) else ""
-    return f"{label}{difference.mean:+.3f}{ends}"
-
-
 def _printed(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
@@ -347,10 +316,20 @@ def _spread(values: Sequence[float]) -> str:
 
 def _link(row: Row, folder: Path) -> str:
     name = row.reported.row or row.name
-    return f"[{name}]({Path(os.path.relpath(row.path, folder)).as_posix()})"
+    return f"[{name}]({_relative(row.path, folder)})"
+
+
+def _base(row: Row, folder: Path) -> str:
+    """The row that it was built on."""
+    after = row.reported.after
+    return f"[{after}]({_relative(row.recipes / f'{after}.toml', folder)})" if after else ""
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return Path(os.path.relpath(path, folder)).as_posix()
 
 
 def _picture(folder: Path, name: str, text: str) -> str:
-    """A figure, where it was drawn."""
+    """A figure and its caption below, where it was drawn."""
     place = Path("images") / "reproduction" / f"{name}.svg"
-    return f"![{text}]({place.as_posix()})\n" if (folder / place).exists() else ""
+    return f"![{name}]({place.as_posix()})\n\n*{text}.*\n" if (folder / place).exists() else ""

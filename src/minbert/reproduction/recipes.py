@@ -21,6 +21,7 @@ from minbert.toml_tables import from_table, read_toml
 FINDINGS = "findings.toml"
 COMMON = "common"
 EVERY_TASK, MEAN = "every task", "mean"
+LABELS = {"sst": "SST", "quora": "Quora", "sts": "STS", "cfimdb": "CFIMDB", MEAN: "overall"}
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class Row:
     @property
     def key(self) -> str:
         return f"{self.paper}/{self.name}"
+
+    @property
+    def recipes(self) -> Path:
+        """The folder of all of them."""
+        return self.path.parent.parent
 
     @cached_property
     def reported(self) -> PaperConfig:
