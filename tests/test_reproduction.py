@@ -4,6 +4,7 @@ are judged by, and the page. Most runs here are a script that only pretends to t
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -17,9 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from minbert import cli
 from minbert.config import SamplerConfig
+from minbert.console import ReproductionWatcher
 from minbert.errors import MinbertError
 from minbert.evaluation.diagnosis import T975, t_reach
 from minbert.evaluation.mistakes import load_mistakes
@@ -38,7 +41,7 @@ from minbert.reproduction.found import Found, load_results, verdicts
 from minbert.reproduction.jobs import Job, Settings, check_ready, is_done, longest_part, plan_jobs, was_cut
 from minbert.reproduction.page import build_page, write_page
 from minbert.reproduction.recipes import Finding, Paper, choose_rows, find_papers
-from minbert.reproduction.runs import Running, run_jobs
+from minbert.reproduction.runs import Running, run_jobs, start
 from minbert.training.checkpoint import list_checkpoints
 from minbert.training.metrics_log import read_metrics
 from minbert.training.stopping import ENDING, asked_to_end
@@ -595,12 +598,29 @@ def test_a_real_row_with_more_epochs_has_the_results_of_a_run_of_its_own(
 def test_the_newest_line_of_a_run_is_seen(papers: dict[str, Paper], settings: Settings) -> None:
     (job,) = jobs_of(papers, "smith/2-mean")
     run_jobs([job], settings, Listener())
-    running = Running(job, None, job.folder(settings))  # type: ignore[arg-type]
+    running = Running(job, None, job.folder(settings), epochs=2)  # type: ignore[arg-type]
     assert running.last_record()["step"] == 6
     with (job.folder(settings) / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')
     assert running.last_record()["step"] == 6
-    assert Running(job, None, settings.runs / "nowhere").last_record() == {}  # type: ignore[arg-type]
+    assert Running(job, None, settings.runs / "nowhere", epochs=2).last_record() == {}  # type: ignore[arg-type]
+
+
+def test_at_a_terminal_a_table_says_how_far_each_run_is(
+    papers: dict[str, Paper], recipes: Path, settings: Settings
+) -> None:
+    path = recipes / "smith" / "2-mean.toml"
+    path.write_text(path.read_text() + '[sampler]\nkind = "sequential"\n')  # an epoch is one task's there
+    (job,) = jobs_of(papers, "smith/2-mean")
+    running = start(job, settings)
+    assert running.process.wait() == 0
+    screen = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with ReproductionWatcher(screen) as watcher:
+        watcher.looked([running], 3)
+    assert isinstance(screen.file, io.StringIO)
+    table = screen.file.getvalue()
+    assert "0 done, 1 running, 3 waiting" in table
+    assert re.search(r"smith/2-mean .* 1 .* 2 of 4 .* 6 .* sst -1.599  sts - ", table)
 
 
 def test_a_real_row_from_the_command_line(

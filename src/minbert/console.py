@@ -234,7 +234,7 @@ class ReproductionWatcher:
             numbers = record.get("loss") or record.get("scores", {}).get("dev", {})
             told = "  ".join(f"{name} {number(value)}" for name, value in numbers.items())
             minutes = f"{(time.monotonic() - one.started) / 60:.1f}"
-            place = (str(record.get("epoch", "")), f"{record.get('step', 0):,}")
+            place = (f"{record['epoch']} of {one.epochs}" if record else "", f"{record.get('step', 0):,}")
             table.add_row(one.job.row.key, str(one.job.seed), *place, told, minutes)
         self.live.update(table, refresh=True)
 

@@ -44,6 +44,8 @@ class Running:
     job: Job
     process: subprocess.Popen[bytes]
     folder: Path
+    epochs: int
+    """As the run's log counts them."""
     started: float = field(default_factory=time.monotonic)
 
     def last_record(self) -> dict[str, Any]:
@@ -112,13 +114,13 @@ def _next_of(left: Sequence[Job], running: Iterable[Running], settings: Settings
 
 def start(job: Job, settings: Settings) -> Running:
     """A process that trains, or goes on where an earlier one was stopped."""
-    folder = job.folder(settings)
+    folder, recipe = job.folder(settings), job.recipe(settings)
     command = [*settings.trainer, str(job.row.path), "--seed", str(job.seed)]
     command += ["--out", str(folder), "--device", settings.device]
     command += ["--data", settings.data] if settings.data else []
     for setting in job.changes(settings):
         command += ["--set", setting]
-    command.append("--resume" if _is_begun(folder, job.recipe(settings)) else "--overwrite")
+    command.append("--resume" if _is_begun(folder, recipe) else "--overwrite")
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "160"}
     if settings.jobs > 1:
         environment["OMP_NUM_THREADS"] = "1"
@@ -126,7 +128,8 @@ def start(job: Job, settings: Settings) -> Running:
     with log_of(folder).open("ab") as log, _heard_by_children():
         # A session of its own: Ctrl-C reaches us alone, and we pass it on
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-    return Running(job, process, folder)
+    turns = len(recipe.sampler.order or recipe.trained) if recipe.sampler.kind == "sequential" else 1
+    return Running(job, process, folder, turns * recipe.training.epochs)
 
 
 @contextmanager
