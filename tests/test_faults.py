@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import shutil
 import signal
 import subprocess
@@ -203,6 +204,38 @@ def test_ctrl_c(tiny_encoder: Path, small_data: Path, tmp_path: Path, number: si
     assert "overall:" in output
     train(recipe, out=tmp_path / "whole", data=small_data, device="cpu")
     assert unlike(tmp_path / "run", tmp_path / "whole") == []
+
+
+def test_the_terminal_is_closed(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
+    """A real one, which can no longer be written to: the step that was under way is saved all the same."""
+    import pty
+
+    recipe = make_recipe(tiny_encoder, epochs=1, batch_size=1, checkpoint_every=0, evaluate_every=0, log_every=1)
+    path = tmp_path / "small.toml"
+    path.write_text(to_toml(recipe), encoding="utf-8")
+    words = ["train", path, "--out", tmp_path / "run", "--data", small_data, "--device", "cpu"]
+    child, screen = pty.fork()
+    if child == 0:
+        hear()
+        command = [sys.executable, "-m", "minbert", *map(str, words)]
+        os.execve(sys.executable, command, {**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not len(lines_of(tmp_path / "run" / "metrics.jsonl")) > 3:
+        if select.select([screen], [], [], 0.05)[0]:
+            os.read(screen, 4096)
+    os.close(screen)
+    assert os.waitpid(child, 0)[0] == child
+    (saved,) = list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert saved.name.endswith("-stopped") and int(saved.name.split("-")[1]) > 2
+    process = start(path, tmp_path / "run", small_data, "--resume")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    train(recipe, out=tmp_path / "whole", data=small_data, device="cpu")
+    assert unlike(tmp_path / "run", tmp_path / "whole") == []
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def test_ctrl_c_where_no_checkpoint_is_due(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
