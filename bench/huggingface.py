@@ -21,7 +21,7 @@ from bench.measure import Stopwatch, Timed, Timing, fresh_memory, peak_memory
 from bench.mix import Workload
 from bench.models import Model
 from minbert.data.inputs import Inputs
-from minbert.data.samplers import Step
+from minbert.data.streams import Step
 from minbert.tasks import Task
 
 WARM_UP = 20  # steps: nothing is captured or compiled here

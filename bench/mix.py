@@ -22,7 +22,8 @@ from bench.measure import Timing
 from minbert.config import SAMPLE, Recipe
 from minbert.data.inputs import Inputs
 from minbert.data.raw import Examples
-from minbert.data.samplers import Step, make_sampler
+from minbert.data.samplers import make_sampler
+from minbert.data.streams import Step
 from minbert.data.tokenizer import Tokenizer
 from minbert.preparing import prepare
 from minbert.recipes import read_recipe

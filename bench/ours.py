@@ -14,7 +14,7 @@ from bench.measure import Stopwatch, Timed, fresh_memory, peak_memory
 from bench.mix import Workload
 from minbert.config import Recipe
 from minbert.data.inputs import Inputs
-from minbert.data.samplers import Step
+from minbert.data.streams import Step
 from minbert.experiment import new_model
 from minbert.training.trainer import Silent, Trainer, Watcher
 

@@ -10,7 +10,7 @@ import torch
 
 from minbert.config import Recipe
 from minbert.data.inputs import Batch, Inputs, collate
-from minbert.data.samplers import Part
+from minbert.data.streams import Part
 from minbert.data.tokenizer import Truncation
 from minbert.model.multitask import MultitaskModel
 from minbert.recipes import parse_recipe

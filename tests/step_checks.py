@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from minbert.data.inputs import Inputs, collate
-from minbert.data.samplers import Part
+from minbert.data.streams import Part
 from minbert.data.tokenizer import Truncation
 from minbert.model.encoder import POOLINGS
 from minbert.model.multitask import ready

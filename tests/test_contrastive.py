@@ -17,7 +17,7 @@ from minbert.config import SAMPLE
 from minbert.data.check import check_data
 from minbert.data.inputs import Inputs, collate, tokenize
 from minbert.data.raw import EMPTY_TEXT, Examples, read_split
-from minbert.data.samplers import Part
+from minbert.data.streams import Part
 from minbert.delivery.files import predict_file
 from minbert.delivery.predictor import Predictor
 from minbert.errors import MinbertError

@@ -23,7 +23,8 @@ from minbert.config import SAMPLE, Recipe
 from minbert.data.inputs import Inputs, collate
 from minbert.data.masking import Masking
 from minbert.data.raw import read_split
-from minbert.data.samplers import Part, make_sampler
+from minbert.data.samplers import make_sampler
+from minbert.data.streams import Part
 from minbert.data.tokenizer import Tokenizer, Truncation
 from minbert.delivery.files import predict_file
 from minbert.delivery.predictor import Predictor

@@ -13,7 +13,7 @@ from torch import nn
 
 from minbert.data.inputs import Batch, Inputs, collate, tokenize, tokenize_view
 from minbert.data.raw import Examples
-from minbert.data.samplers import Part
+from minbert.data.streams import Part
 from minbert.data.tokenizer import Tokenizer
 from minbert.errors import MinbertError
 from minbert.model import multitask

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from minbert.config import SamplerConfig
 from minbert.data.plan import plan
-from minbert.data.samplers import SAMPLERS, Part, Sampler, Step, make_sampler
+from minbert.data.samplers import SAMPLERS, Sampler, make_sampler
+from minbert.data.streams import Part, Step
 from minbert.errors import MinbertError
 from minbert.recipes import LOOK_AHEAD
 

@@ -13,7 +13,7 @@ import torch
 from minbert.data.cache import TokenCache
 from minbert.data.inputs import Inputs, collate, tokenize
 from minbert.data.raw import Examples
-from minbert.data.samplers import Part
+from minbert.data.streams import Part
 from minbert.data.tokenizer import Tokenizer, Tokens, Truncation
 from minbert.delivery.embedder import Embedder
 from minbert.delivery.predictor import Predictor

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from minbert.data.cache import TokenCache
 from minbert.data.masking import Masking
 from minbert.data.raw import Examples
-from minbert.data.samplers import Step
+from minbert.data.streams import Step
 from minbert.data.tokenizer import Tokenizer, Tokens, Truncation, ranges
 from minbert.tasks import Task, View
 

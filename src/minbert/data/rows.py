@@ -23,7 +23,7 @@ from minbert.errors import MinbertError
 from minbert.recipe_checks import lender
 from minbert.tasks import Borrow, Task
 
-BORROWED, NEGATIVES = 21, 22  # what a generator is for, as samplers.PASSES
+BORROWED, NEGATIVES = 21, 22  # what a generator is for, as streams.PASSES
 ALIKE = 0.8  # of the scale: from there on two texts mean the same
 
 

@@ -4,8 +4,7 @@
     for epoch in sampler.epochs():
         for step in epoch:  # a tuple of parts: a task and its rows
 
-A task's rows come from a stream: pass after pass over its dataset, each pass shuffled and batched anew, no row left out
-or repeated within a pass. A sampler is a class that says in which order the streams' batches are used:
+A task's rows come from a stream (`streams.py`). A sampler is a class that says in which order the streams' batches are used:
 
     sequential    ST: one task after another, each for all epochs
     round-robin   RR: within an epoch whole datasets, or one batch of each in turn, in a written order
@@ -25,89 +24,17 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate, chain, count, islice, pairwise
-from typing import TypeAlias
+from itertools import accumulate, chain, islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minbert.config import SamplerConfig
-from minbert.data.batches import plan_batches
-from minbert.data.repeats import part_repeats
+from minbert.data.streams import Budget, Part, Step, Stream
 from minbert.errors import MinbertError, suggest
 
-PASSES, ORDER, THINNING = 1, 2, 11  # what a generator is for: a task's own rows, the order among tasks, steps to keep
+ORDER, THINNING = 2, 11  # what a generator is for: the order among tasks, steps to keep
 STEPS: dict[str, Callable[[list[int]], int]] = {"all": sum, "largest": max}  # of an epoch, from the tasks' batches
-
-
-@dataclass(frozen=True)
-class Part:
-    """Rows of one task within a step."""
-
-    task: str
-    rows: NDArray[np.int64]
-    number: int = 0
-    """Of the pass over the task's rows."""
-
-
-Step: TypeAlias = tuple[Part, ...]
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How large a batch may become."""
-
-    rows: int
-    tokens: int
-    """Padding counted; 0: only the rows count."""
-
-    def cut(self, lengths: NDArray[np.integer], rng: np.random.Generator) -> list[NDArray[np.int64]]:
-        return plan_batches(lengths, rows=self.rows, tokens=self.tokens or None, rng=rng)
-
-
-@dataclass(frozen=True)
-class Stream:
-    """One task's rows, pass after pass."""
-
-    task: str
-    index: int
-    lengths: NDArray[np.integer]
-    fraction: float
-    budget: Budget
-    seed: int
-    texts: NDArray[np.int64] | None = None
-    """(rows, texts of a row), numbered: where given, rows with a text in common are kept out of one batch."""
-
-    @property
-    def size(self) -> int:
-        """Rows of a pass."""
-        return max(1, math.ceil(round(self.fraction * len(self.lengths), 6)))  # 0.07 * 100 is 7.000000000000001
-
-    @cached_property
-    def batches(self) -> int:
-        """Batches of the first pass; with a token budget others may have a few more or less."""
-        return len(self.one_pass(0))
-
-    def choose(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The rows of a pass: every row as often as the fraction says, and a random part for what is left of it."""
-        rows = len(self.lengths)
-        whole, rest = divmod(self.size, rows)
-        return np.concatenate([np.tile(np.arange(rows), whole), rng.choice(rows, rest, replace=False)])
-
-    def one_pass(self, number: int) -> list[Part]:
-        rng = np.random.default_rng([self.seed, PASSES, self.index, number])
-        rows = self.choose(rng)
-        batches = self.budget.cut(self.lengths[rows], rng)
-        if self.texts is not None:
-            batches = part_repeats(batches, self.texts[rows], self.lengths[rows], tokens=self.budget.tokens)
-        return [Part(self.task, rows[batch], number) for batch in batches]
-
-    def passes(self) -> Iterator[list[Part]]:
-        return map(self.one_pass, count())
-
-    def cycle(self) -> Iterator[Part]:
-        return chain.from_iterable(self.passes())
 
 
 @dataclass(frozen=True)

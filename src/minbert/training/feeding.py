@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from minbert.config import TrainingConfig
 from minbert.data.inputs import Batch, Inputs, collate
-from minbert.data.samplers import Step
+from minbert.data.streams import Step
 from minbert.model.multitask import ready
 from minbert.model.runner import FusedRunner
 from minbert.training.grad_cache import split_step

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minbert.data.samplers import Part, Step
+from minbert.data.streams import Part, Step
 from minbert.tasks import CONTRASTIVE, Task
 
 Chunk = TypeVar("Chunk")
