@@ -41,11 +41,12 @@ def decode(task: Task, outputs: NDArray[np.floating], decision: Decision | None 
         return Answers(raw[:, 0], None, raw[:, 1])
     if not task.is_classification:
         return Answers(_scores(task, raw[:, 0]), None)
-    probabilities = probabilities_of(logits_of(task, raw) / decision.temperature)
+    logits = logits_of(task, raw)
+    probabilities = probabilities_of(logits / decision.temperature)
     if len(task.classes) == 2:
         predictions = (probabilities[:, 1] >= decision.threshold).astype(np.float64)
     else:
-        predictions = probabilities.argmax(1).astype(np.float64)
+        predictions = logits.argmax(1).astype(np.float64)  # no temperature moves it; probabilities can round to a tie
     return Answers(predictions, probabilities)
 
 
