@@ -53,6 +53,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "plain-cosine": scores.plain_cosine,
     "plain-cosine-whole": scores.plain_cosine_whole,
     "more-epochs": scores.more_epochs,
+    "repeated-texts": scores.repeated_texts,
     "difference": scores.difference,
     "future-work": scores.future_work,
     "explanations": scores.explanations,

@@ -180,6 +180,23 @@ def more_epochs() -> str:
     return "\n".join([*lines, ""])
 
 
+def repeated_texts() -> str:
+    """Contrastive stages whose batches may hold a text twice, and with batches that hold none, seed by seed."""
+    rows = ("3.1-simcse-unsupervised", "15-simcse", "3.2-ranking-loss")
+    lines = [
+        f"| `mohammed-sabane/`, minilm | seed | a text twice | {' | '.join(TASKS.values())} | overall |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in rows:
+        may = {run["seed"]: run for run in runs("lab", "repeated-texts", f"{name}-seed*.json")}
+        never = {run["seed"]: run for run in runs("reproduction", "minilm", "mohammed-sabane", name, "seed*.json")}
+        for seed, before in may.items():
+            for told, run in (("may be", before), ("never", never[seed])):
+                cells = [f"{value:.3f}" for value in (*(score(run, task) for task in TASKS), overall(run))]
+                lines.append(f"| `{name}` | {seed} | {told} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
 def _logged(path: Path) -> list[float]:
     """STS on dev in each evaluation of a metrics.jsonl."""
     return [json.loads(line)["scores"]["dev"]["sts"] for line in path.read_text(encoding="utf-8").splitlines()]
