@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +207,21 @@ def test_outside_a_checkout_there_is_no_commit(tmp_path: Path, monkeypatch: pyte
     assert commit() is None
     monkeypatch.setenv("PATH", str(tmp_path))  # nor where there is no git
     assert commit() is None
+
+
+def test_the_commit_says_of_the_whole_package_whether_it_was_changed_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "minbert"
+    (package / "evaluation").mkdir(parents=True)
+    (package / "model.py").touch()
+    monkeypatch.setattr(results_module, "__file__", str(package / "evaluation" / "results.py"))
+    for words in (["init"], ["add", "."], ["-c", "user.name=me", "-c", "user.email=@", "commit", "-m", "first"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "notes.txt").touch()
+    assert re.fullmatch("[0-9a-f]{12}", commit() or "")
+    (package / "model.py").write_text("changed")
+    assert re.fullmatch(r"[0-9a-f]{12}\+", commit() or "")
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def commit() -> str | None:
     """
     if said := os.environ.get("MINBERT_COMMIT"):
         return said
-    folder = Path(__file__).parent
+    folder = Path(__file__).parent.parent  # the package
 
     def git(*arguments: str) -> str:
         return subprocess.run(
