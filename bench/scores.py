@@ -10,7 +10,7 @@ from typing import Any
 
 from minbert.evaluation.mistakes import BOLD, load_mistakes, markdown
 from minbert.evaluation.slices import FEW, columns_of
-from minbert.reproduction.findings import DID_NOT_HOLD, HELD, UNDECIDED
+from minbert.reproduction.findings import DID_NOT_HOLD, HELD, NOT_COMPARED, UNDECIDED
 from minbert.reproduction.found import Found, load_results, verdicts
 from minbert.reproduction.recipes import MEAN, Paper, Row, find_papers
 
@@ -105,7 +105,7 @@ def papers() -> str:
     """Of each paper its best row, theirs and ours, and how many of its findings held."""
     known = find_papers(RECIPES)
     results = load_results(known, RESULTS / "reproduction")
-    words = (HELD, DID_NOT_HOLD, UNDECIDED)
+    words = (HELD, DID_NOT_HOLD, UNDECIDED, NOT_COMPARED)
     columns = ["paper", "rows", "its best row, their overall", *results, *(f"findings: {words[0]}", *words[1:])]
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     claimed = [paper for paper in known.values() if paper.claims.best]
@@ -188,12 +188,11 @@ def repeated_texts() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for name in rows:
-        may = {run["seed"]: run for run in runs("lab", "repeated-texts", f"{name}-seed*.json")}
-        never = {run["seed"]: run for run in runs("reproduction", "minilm", "mohammed-sabane", name, "seed*.json")}
-        for seed, before in may.items():
-            for told, run in (("may be", before), ("never", never[seed])):
+        sides = {told: runs("lab", "repeated-texts", told, f"{name}-seed*.json") for told in ("may-be", "never")}
+        for pair in zip(*sides.values(), strict=True):
+            for told, run in zip(sides, pair, strict=True):
                 cells = [f"{value:.3f}" for value in (*(score(run, task) for task in TASKS), overall(run))]
-                lines.append(f"| `{name}` | {seed} | {told} | {' | '.join(cells)} |")
+                lines.append(f"| `{name}` | {run['seed']} | {told.replace('-', ' ')} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 

@@ -110,6 +110,10 @@ def test_a_score_is_clipped_to_its_scale(loss: str) -> None:
     assert found.probabilities is None
 
 
+def test_a_score_without_bounds_is_the_heads_own_number() -> None:
+    assert decode(scorer(bounded=False), column(-3.0, 2.5, 9.0)).predictions.tolist() == [-3, 2.5, 9]
+
+
 def test_an_order_is_left_as_it_is() -> None:
     assert decode(scorer(head="cosine", loss="cosent"), column(-3.0, 0.5, 9.0)).predictions.tolist() == [-3, 0.5, 9]
 

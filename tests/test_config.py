@@ -114,7 +114,7 @@ def test_a_file_that_is_no_recipe(write: Write, tmp_path: Path) -> None:
         ("[sampler]\nweight = 1", 'recipe: sampler: unknown key "weight" (did you mean "weights"?)'),
         ("[optimizer]\nlearning_rate = 1", 'recipe: optimizer: unknown key "learning_rate"'),
         ("[training]\nepoch = 1", 'recipe: training: unknown key "epoch" (did you mean "epochs"?)'),
-        ("[tasks.sst.x]", 'recipe: [tasks.sst]: unknown key "x"; known: borrow, class_weights, '),
+        ("[tasks.sst.x]", 'recipe: [tasks.sst]: unknown key "x"; known: borrow, bounded, class_weights, '),
         ('[tasks.sts]\nheads = "cosine"', 'recipe: [tasks.sts]: unknown key "heads" (did you mean "head"?)'),
         ('[tasks.sts]\nname = "other"', 'recipe: [tasks.sts]: unknown key "name"'),
         (
@@ -175,6 +175,23 @@ def test_a_file_that_is_no_recipe(write: Write, tmp_path: Path) -> None:
         ("[optimizer]\nlr = -1", "recipe: optimizer.lr is -1.0; expected 0 to 10"),
         ("[optimizer]\nhead_lr = 11", "recipe: optimizer.head_lr is 11.0; expected 0 to 10"),
         ("[optimizer]\nbetas = [0.9, 1.0]", "recipe: optimizer.betas is 1.0; expected 0 to 0.999999"),
+        (
+            "[optimizer]\nrestart = true",
+            'recipe: optimizer.restart with sampler.kind "proportional" and schedule "linear"; expected tasks that have',
+        ),
+        (
+            '[sampler]\nkind = "sequential"\n[optimizer]\nrestart = true\nschedule = "constant"',
+            'recipe: optimizer.restart with sampler.kind "sequential" and schedule "constant"; expected tasks',
+        ),
+        ("[tasks.sst]\nbounded = false", "[tasks.sst] bounded is false; a classification task has no scale"),
+        (
+            '[tasks.sts]\nbounded = false\nloss = "sigmoid-mse"',
+            '[tasks.sts] bounded is false with loss "sigmoid-mse", whose score is within the scale by itself',
+        ),
+        (
+            '[tasks.sts]\nbounded = false\nhead = "cosine"\nloss = "cosent"',
+            '[tasks.sts] bounded is false with loss "cosent", whose score has no scale; expected it left out',
+        ),
         ("[optimizer]\nwarmup = 2", "recipe: optimizer.warmup is 2.0; expected 0 to 1"),
         ("[optimizer]\nclip = -1", "recipe: optimizer.clip is -1.0; expected 0 or more"),
         ("[model]\ndropout = 1", "recipe: model.dropout is 1.0; expected 0 to 0.99"),

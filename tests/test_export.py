@@ -114,7 +114,7 @@ def test_every_head_and_pooling_equals_torch(
     """The comparison is the export's own: another row of the same code would show nothing more."""
     encoder = tiny_encoder if kind == "bert" else mpnet
     predictor = predictor_of(
-        encoder, EVERY, pooling="mean", common_layer=common, common_tasks=["sst", "pair-ph"][: 2 * common]
+        encoder, EVERY, pooling="mean", common_layer=common, common_tasks=["sst", "pair-ph", "pair-dpha"][: 3 * common]
     )
     found = export_model(predictor, "onnx", tmp_path / "out", rows=ROWS)
     assert set(found.differences) == {*EVERY, "task_embedding"} - {"hidden"}

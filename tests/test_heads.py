@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from minbert.model.heads import BUILDERS, build_head
+from minbert.model.encoder import initialise
+from minbert.model.heads import BUILDERS, BothOrders, build_head
 from minbert.task_checks import check_task
 from minbert.tasks import COSINES, HEADS, Task
 from tests.models import shake
@@ -203,6 +204,34 @@ def test_dph_adds_the_difference_of_the_orders() -> None:
 def test_dpha_has_a_tanh_before_the_last_layer() -> None:
     expected = np.tanh(2) + 10 * np.tanh(7) + 100 * np.tanh(-7) + 0.5
     assert say(both_orders("dpha"), [[2.0, 3.0]], [[5.0, 7.0]]) == [[pytest.approx(expected, rel=1e-6)]]
+
+
+@pytest.mark.parametrize("name", ["ph", "dph", "dpha"])
+def test_the_last_layer_over_branches_is_as_large_as_torch_makes_it(name: str) -> None:
+    """And the encoder hears of the task about as loudly as through one linear layer."""
+    heads = [build_head(task_for(one), 384, 0.0) for one in ("linear", name)]
+    found = []
+    for seed in range(50):
+        for head in heads:
+            generator = torch.Generator().manual_seed(seed)
+            initialise(head, generator)
+            if isinstance(head, BothOrders):
+                head.initialise(generator)
+            views = [view.requires_grad_() for view in views_for(name, width=384)]
+            head(*views[: 1 if head is heads[0] else 2]).sum().backward()
+            found.append(torch.cat([view.grad for view in views if view.grad is not None]).norm().item())
+    linear, branches = np.array(found).reshape(50, 2).T
+    assert 0.3 < np.median(branches) / np.median(linear) < 3
+    last = heads[1].get_submodule("out")
+    assert isinstance(last, nn.Linear)
+    torch.manual_seed(0)
+    as_torch = np.concatenate([nn.Linear(last.in_features, 1).weight.detach().numpy().ravel() for _ in range(500)])
+    ours = []
+    for _ in range(500):
+        heads[1].initialise(None)  # type: ignore[operator]
+        ours.append(last.weight.detach().numpy().ravel().copy())
+    assert np.concatenate(ours).std() == pytest.approx(as_torch.std(), rel=0.1)
+    assert max(map(np.max, ours)) <= last.in_features**-0.5
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

@@ -18,6 +18,7 @@ from minbert.data.tokenizer import Tokenizer
 from minbert.errors import MinbertError
 from minbert.model import multitask
 from minbert.model.encoder import POOLINGS, Pooling, pool
+from minbert.model.heads import BothOrders
 from minbert.model.multitask import MultitaskModel, answer_pooled, encode_pooled, outputs_of, ready
 from minbert.model.packed import Packed
 from minbert.tasks import HEADS, PoolingName
@@ -261,13 +262,37 @@ def test_the_common_layer_comes_first_in_every_head(tiny_encoder: Path) -> None:
     model.common.register_forward_hook(lambda _, given, __: seen.append(tuple(given[0].shape)))
     data = inputs_for(tokenizer, model)
     say(model, collate(step(sst=[0], quora=[1, 2], sts=[3], joint=[4]), data))
-    assert seen == [(1, 32), (2, 32), (2, 32), (1, 32), (1, 32), (1, 32)]  # each view of each task, one module
+    # One module for each view of each task; the branches of sts are the two orders and their difference.
+    assert seen == [(1, 32), (2, 32), (2, 32), (1, 32), (1, 32), (1, 32), (1, 32)]
 
-    vector = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    one, other = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0)).unbind()
     layer = model.common[0]
-    through = torch.tanh(vector @ layer.weight.T + layer.bias)
-    torch.testing.assert_close(model.answer("sst", vector), model.heads["sst"](through))
-    torch.testing.assert_close(model.answer("sts", vector, -vector), model.heads["sts"](through, model.common(-vector)))
+
+    def through(vector: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(vector @ layer.weight.T + layer.bias)
+
+    torch.testing.assert_close(model.answer("sst", one), model.heads["sst"](through(one)))
+    torch.testing.assert_close(model.answer("quora", one, other), model.heads["quora"](through(one), through(other)))
+    head = model.heads["sts"]
+    assert isinstance(head, BothOrders)
+    logits = [branch(through(view)) for branch, view in zip(head.branches, (one, other, one - other), strict=True)]
+    torch.testing.assert_close(model.answer("sts", one, other), head.out(torch.cat(logits, dim=-1)))
+
+
+@pytest.mark.parametrize("head", ["linear", "difference", "interaction", "projected-dot", "dpha"])
+def test_a_heads_dropout_is_before_the_common_layer_and_not_behind_it(tiny_encoder: Path, head: str) -> None:
+    """In the common layer it is an experiment of its own."""
+    _, model, _ = make(tiny_encoder, {"sts": {"head": head}}, common_layer=True, dropout=0.5)
+    assert model.common is not None
+    given: list[torch.Tensor] = []
+    model.common.register_forward_hook(lambda _, args, __: given.append(args[0]))
+    ones = [torch.ones(50, 32)] * len(model.tasks["sts"].views)
+    model.train()
+    torch.manual_seed(0)
+    model.answer("sts", *ones)
+    assert all(set(view.unique().tolist()) == {0.0, 2.0} for view in given[:2])
+    nothing = [torch.zeros(50, 32)] * len(ones)  # which no dropout changes before the layer
+    assert torch.equal(model.answer("sts", *nothing), model.answer("sts", *nothing))
 
 
 def test_the_common_layer_of_some_tasks_is_not_in_the_others(tiny_encoder: Path) -> None:

@@ -192,7 +192,11 @@ def check_what_ran(trainer: Trainer, calls: dict[str, list[Call]], *, alone: boo
         how = "tokens" if task.is_masked else task.pooling or recipe.model.pooling
         assert model.poolings[task.name] == how
         drops = {module.p for module in head.modules() if isinstance(module, torch.nn.Dropout)}
-        assert drops <= {recipe.model.dropout if task.dropout is None else task.dropout}
+        own = recipe.model.dropout if task.dropout is None else task.dropout
+        if task.name in model.common_tasks:  # it begins with the common layer, and the dropout is before that
+            assert drops <= {0.0} and model.dropouts.get_submodule(task.name).p == own
+        else:
+            assert drops <= {own} and task.name not in model.dropouts
         if any(True for _ in head.parameters()) and recipe.optimizer.lr:
             assert changed(head, fresh.heads[task.name]) == task.trained
     if alone:

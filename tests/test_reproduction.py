@@ -23,9 +23,11 @@ from rich.console import Console
 from minbert import cli
 from minbert.config import SamplerConfig
 from minbert.console import ReproductionWatcher
+from minbert.data.raw import fingerprint
 from minbert.errors import MinbertError
 from minbert.evaluation.diagnosis import T975, t_reach
 from minbert.evaluation.mistakes import load_mistakes
+from minbert.recipes import as_dict, revisions
 from minbert.reproduction.figures import (
     OURS,
     SCHEDULES,
@@ -38,7 +40,16 @@ from minbert.reproduction.figures import (
 )
 from minbert.reproduction.findings import Difference, judge, scores_of
 from minbert.reproduction.found import Found, load_results, verdicts
-from minbert.reproduction.jobs import Job, Settings, check_ready, is_done, longest_part, plan_jobs, was_cut
+from minbert.reproduction.jobs import (
+    Job,
+    Settings,
+    check_ready,
+    is_done,
+    longest_part,
+    made_otherwise,
+    plan_jobs,
+    was_cut,
+)
 from minbert.reproduction.page import build_page, write_page
 from minbert.reproduction.recipes import Finding, Paper, choose_rows, find_papers
 from minbert.reproduction.runs import Running, run_jobs, start
@@ -170,6 +181,7 @@ def settings(tmp_path: Path) -> Settings:
         runs=tmp_path / "runs",
         trainer=(sys.executable, str(script)),
         poll=0.02,
+        replace=True,
     )
 
 
@@ -355,6 +367,57 @@ def test_a_result_of_another_recipe_does_not_count(papers: dict[str, Paper], rec
     assert not is_done(job, settings)
     job.result(settings).write_text("{")
     assert not is_done(job, settings)
+
+
+def test_a_result_that_was_made_otherwise_stays_unless_it_may_be_replaced(
+    papers: dict[str, Paper], recipes: Path, settings: Settings
+) -> None:
+    careful = replace(settings, replace=False)
+    jobs = jobs_of(papers, "smith/1-plain", "smith/2-mean")
+    run_jobs([job for job in jobs if job.row.name == "2-mean"], careful, Listener())
+    changed = replace(careful, sets=("training.epochs=3",))
+    run_jobs(jobs, changed, first := Listener())
+    assert first.done == ["1-plain:1"], "only what has no result at all"
+    assert [made_otherwise(job, changed) for job in jobs] == [["training.epochs: 3, was 2"], []]
+    run_jobs(jobs, replace(changed, replace=True), second := Listener())
+    assert second.done == ["2-mean:1"]
+    assert [made_otherwise(job, changed) for job in jobs] == [[], []]
+
+
+def test_a_result_from_other_files_does_not_count(
+    papers: dict[str, Paper], settings: Settings, small_data: Path, tmp_path: Path
+) -> None:
+    data = Path(shutil.copytree(small_data, tmp_path / "data"))
+    (job,) = jobs_of(papers, "smith/1-plain")
+    run_jobs([job], settings, Listener())
+    read = {
+        split: {
+            task: {"files": {f"{kind}-{split}.tsv": fingerprint(data / f"{kind}-{split}.tsv")}}
+            for task, kind in (("sst", "sentiment"), ("sts", "similarity"))
+        }
+        for split in ("train", "dev")
+    }
+    written(job, settings, data=read)
+    here = replace(settings, data=str(data))
+    assert is_done(job, here)
+    path = data / "similarity-dev.tsv"
+    path.write_text(path.read_text() + "\n")
+    assert made_otherwise(job, here) == ["similarity-dev.tsv is another file"]
+    shutil.rmtree(data)
+    assert is_done(job, here), "files that are not there cannot be asked"
+
+
+def test_a_result_of_another_kind_of_head_does_not_count(papers: dict[str, Paper], settings: Settings) -> None:
+    (job,) = jobs_of(papers, "smith/1-plain")
+    run_jobs([job], settings, Listener())
+    sets = ("tasks.sts.head=dpha", "model.common_layer=true")
+    written(job, settings, recipe=as_dict(job.recipe(replace(settings, encoder="tiny", sets=sets))))
+    now = replace(settings, sets=sets)
+    assert made_otherwise(job, now) == ["the dpha is another since", "the common layer is another since"]
+    written(job, settings, revisions={"dpha": 2, "common layer": 1})
+    assert made_otherwise(job, now) == ["the common layer is another since"]
+    written(job, settings, revisions=revisions(job.recipe(now)))
+    assert is_done(job, now)
 
 
 def written(job: Job, settings: Settings, **changes: Any) -> None:
@@ -685,6 +748,18 @@ NOT_READY: dict[str, tuple[dict[str, Any], str]] = {
     "no data": ({"data": "nowhere"}, "no file nowhere/sentiment-train.tsv; say where the data is with --data DIR"),
     "no device": ({"device": "tpu9"}, 'device is "tpu9"; expected auto, cpu, cuda or cuda:N'),
     "no task": ({"set": "tasks=3"}, "--set tasks=3: expected a task and its setting, such as tasks.sst.weight=2"),
+    "no row's task": (
+        {"set": "tasks.stz.weight=2"},
+        '--set tasks.stz.weight=2: none of these rows has a task stz (did you mean "sts"?); expected one of: sst, sts',
+    ),
+    "an option": (
+        {"set": "model.encoder=mpnet"},
+        "--set model.encoder=mpnet: expected --encoder instead, which is recorded with each result",
+    ),
+    "a file for a folder": (
+        {"runs": "taken"},
+        "taken: cannot be written (File exists); expected a folder for runs and results",
+    ),
 }
 
 
@@ -703,8 +778,9 @@ def test_what_would_stop_every_run_is_said_once_and_before_any(
     wrong, message = NOT_READY[mistake]
     given = {"encoder": tiny_encoder, "data": small_data, "device": "cpu", **wrong}
     given |= {"encoder": empty} if wrong.get("encoder") == "EMPTY" else {}
+    (tmp_path / "taken").touch()
     places = {name: tmp_path / name for name in ("results", "runs", "page")}
-    options = [word for key, value in {**given, "recipes": recipes, **places}.items() for word in (f"--{key}", value)]
+    options = [word for key, value in {"recipes": recipes, **places, **given}.items() for word in (f"--{key}", value)]
 
     def start(*_: Any, **__: Any) -> None:
         raise AssertionError("a process is started")
@@ -717,7 +793,7 @@ def test_what_would_stop_every_run_is_said_once_and_before_any(
     said = capsys.readouterr()
     assert (ended.value.code, said.out, said.err.count("\n")) == (2, "", 1)
     assert said.err.startswith("error: ") and message in said.err
-    assert not any(place.exists() for place in places.values()), "neither a run nor a page"
+    assert not any(place.exists() for name, place in places.items() if name not in wrong), "neither a run nor a page"
 
 
 def test_what_a_stage_needs_and_what_a_task_borrows_is_looked_for(
@@ -826,7 +902,7 @@ def test_the_page_has_their_numbers_ours_and_what_was_not_run(
     papers: dict[str, Paper], settings: Settings, tmp_path: Path
 ) -> None:
     jobs = [job for job in jobs_of(papers, seeds=2) if job.row.name in ("1-plain", "2-mean")]
-    run_jobs(jobs, replace(settings, steps_cap=6, sets=("seed=1",)), Listener())
+    run_jobs(jobs, replace(settings, steps_cap=6, sets=("optimizer.lr=1e-4",)), Listener())
     page = build_page(papers, load_results(papers, settings.results), tmp_path)
     lines = page.splitlines()
     (mean,) = [line for line in lines if "recipes/smith/2-mean.toml)**" in line]
@@ -835,7 +911,7 @@ def test_the_page_has_their_numbers_ours_and_what_was_not_run(
         *("2", "6 of 12 |"),
     ]
     assert "Not run: `3-other`." in page
-    assert "All of them: at most 6 steps a run, `seed=1`." in lines
+    assert "All of them: at most 6 steps a run, `optimizer.lr=1e-4`." in lines
     assert "4 runs, 0.0 hours of training on abacus; commit abc." in lines
     assert "| tiny | 2 of 4 | 4 | 1 | 1 | 0 | 0 |" in lines  # +.1 for each seed: better, so not "no better"
     (item,) = [line for line in lines if line.startswith("- The mean is better.")]
@@ -909,6 +985,22 @@ def test_runs_that_differ_in_what_was_scored_or_written_beside_are_compared(
     assert "train_sample" not in page and "checkpoint_every" not in page
 
 
+def test_a_setting_that_the_recipe_now_says_itself_is_no_condition(
+    papers: dict[str, Paper], recipes: Path, settings: Settings, tmp_path: Path
+) -> None:
+    jobs = jobs_of(papers, "smith/1-plain", "smith/2-mean", seeds=2)
+    chosen = ("training.dev_sample=4",)
+    run_jobs([job for job in jobs if job.row.name == "1-plain"], replace(settings, sets=chosen), Listener())
+    path = recipes / "smith" / "common.toml"
+    path.write_text(path.read_text() + "dev_sample = 4\n")
+    run_jobs([job for job in jobs if job.row.name == "2-mean"], settings, Listener())
+    for job in jobs:
+        written(job, settings, planned_steps=12)
+    page = build_page(papers, load_results(papers, settings.results), tmp_path)
+    assert "| tiny | 2 of 4 | 4 | 1 | 1 | 0 | 0 |" in page
+    assert "All of them: whole runs." in page and "dev_sample=4`" not in page
+
+
 def test_runs_under_different_conditions_are_shown_but_not_compared(
     papers: dict[str, Paper], settings: Settings, tmp_path: Path
 ) -> None:
@@ -932,7 +1024,7 @@ def test_rows_that_were_not_both_run_or_share_no_seed_are_not_compared(
         assert counts.endswith("| 0 | 0 | 0 | 2 |")
     said = " ".join(page.split())
     assert "**not compared** where one of its rows was not run or the two have no seed in common, where not all" in said
-    assert "same settings or caps of several sizes shortened them, and where only one of the two was made by" in said
+    assert "same settings or caps of several sizes shortened them, and where one of the two was not made by its" in said
 
 
 def test_rows_that_a_cap_cut_differently_decide_nothing(
@@ -1035,12 +1127,10 @@ def test_results_of_an_older_recipe_are_marked(
     path = recipes / "smith" / "common.toml"
     path.write_text(path.read_text().replace("epochs = 2", "epochs = 3"))
     page = build_page(papers, load_results(papers, settings.results), tmp_path)
-    assert "Made before the recipe was last changed: `1-plain`." in page
+    assert "Made before the recipe, or a head that it names, was last changed: `1-plain`." in page
 
 
-def test_a_result_of_an_older_recipe_is_not_compared_with_a_newer_one(
-    papers: dict[str, Paper], recipes: Path, settings: Settings
-) -> None:
+def test_results_of_older_recipes_are_not_compared(papers: dict[str, Paper], recipes: Path, settings: Settings) -> None:
     def seeds() -> list[int]:
         return [verdict.seeds for verdict in verdicts(papers["smith"], load_results(papers, settings.results)["tiny"])]
 
@@ -1049,7 +1139,7 @@ def test_a_result_of_an_older_recipe_is_not_compared_with_a_newer_one(
     assert seeds() == [2, 2]
     path = recipes / "smith" / "common.toml"
     path.write_text(path.read_text().replace("epochs = 2", "epochs = 3"))
-    assert seeds() == [2, 2]  # both are of before
+    assert seeds() == [0, 0]  # both are of before
     run_jobs([job for job in jobs if job.row.name == "2-mean"], settings, Listener())
     assert seeds() == [0, 0]
     summary = "| tiny | 2 of 4 | 4 | 0 | 0 | 0 | 2 |"  # the last: not compared

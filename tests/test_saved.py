@@ -196,6 +196,18 @@ def test_an_unknown_format_says_how_to_make_a_model_anew(folder: Path, found: An
     assert f"format {found!r}; this minbert reads format {FORMAT}: minbert train RECIPE" in message
 
 
+@pytest.mark.parametrize("before", [..., {"dpha": 1, "common layer": 2}])
+def test_a_model_with_a_part_that_computes_otherwise_since_is_refused(folder: Path, before: Any) -> None:
+    content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    assert content["revisions"] == {"dpha": 2, "common layer": 2}
+    change(folder, revisions=before)
+    message = refusal(lambda: load_model(folder))
+    assert "dpha of revision 1, which computed otherwise; this minbert has revision 2: minbert train RECIPE" in message
+    others = {name: task for name, task in content["tasks"].items() if task["head"] != "dpha"}
+    change(folder, tasks=others, model=content["model"] | {"common_layer": False, "common_tasks": []})
+    assert len(read_manifest(folder).tasks) == len(content["tasks"]) - 1, "what has none of it is read as ever"
+
+
 def test_no_such_folder(tmp_path: Path) -> None:
     message = refusal(lambda: load_model(tmp_path / "nowhere"))
     assert "nowhere/minbert.json: no such file; expected a model folder, such as RUN/model" in message

@@ -274,6 +274,17 @@ def test_every_group_follows_the_schedule(make: Any) -> None:
     assert seen == [pytest.approx([rate * factor for rate in trainer.rates], abs=1e-15) for factor in factors]
 
 
+def test_a_rate_that_restarts_falls_in_each_tasks_turn(make: Any) -> None:
+    """Three batches of each task in an epoch, two epochs; sst has a second turn."""
+    order = {"kind": "sequential", "order": ["sst", "sts", "sst"]}
+    for restart, (steps, turns) in {True: (6, 3), False: (18, 1)}.items():
+        falling = {"lr": 1e-3, "schedule": "linear", "warmup": 0.0, "restart": restart}
+        trainer = make("sst", "sts", run=str(restart), sampler=order, optimizer=falling, training={"log_every": 1})
+        trainer.train()
+        rates = [line["lr"] for line in read_metrics(trainer.run / "metrics.jsonl") if line["kind"] == "train"]
+        assert rates == pytest.approx([1e-3 * (1 - (step + 0.5) / steps) for step in range(steps)] * turns)
+
+
 def test_rates_of_the_groups(make: Any) -> None:
     trainer = make(
         "sst",

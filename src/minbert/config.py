@@ -28,7 +28,7 @@ class ModelConfig:
     """For weighted: verb, auxiliary, noun, adjective, adverb, function (pronouns, prepositions, articles and the like) and
     other (punctuation, numbers, special tokens), for example { verb = 2, auxiliary = 0.5 }; what is not named has 1."""
     dropout: float = 0.1
-    """In the heads."""
+    """In the heads, where they begin: before a common layer."""
     encoder_dropout: float | None = None
     """In the encoder; without it the published one."""
     common_layer: bool = False
@@ -76,6 +76,8 @@ class OptimizerConfig:
     """Each layer further down learns slower by this factor."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """After warm-up: stay, or fall to 0 at the end along a line or half a cosine."""
+    restart: bool = False
+    """For the sampler sequential: warm-up and schedule begin anew with each task's turn."""
     warmup: float = 0.06
     """Part of the steps in which the rate grows from 0."""
     clip: float = 1.0
@@ -203,6 +205,11 @@ class Recipe:
     def trained(self) -> tuple[Task, ...]:
         """The tasks that steps are made of."""
         return tuple(task for task in self.tasks if task.trained)
+
+    @property
+    def turns(self) -> int:
+        """Parts of a run of which each is one task's."""
+        return len(self.sampler.order or self.trained) if self.sampler.kind == "sequential" else 1
 
     def task(self, name: str) -> Task:
         for task in self.tasks:

@@ -21,7 +21,7 @@ from minbert.evaluation.results import environment, gap, write_json, write_predi
 from minbert.model.manifest import read_manifest, update_manifest
 from minbert.model.multitask import MultitaskModel, encode_pooled, vectors_pooled
 from minbert.preparing import Prepared, pooling_weights
-from minbert.recipes import as_dict
+from minbert.recipes import as_dict, revisions
 from minbert.tasks import HEADS, Task
 from minbert.training.selection import snapshot_folder
 from minbert.training.trainer import Trainer
@@ -80,6 +80,7 @@ def finish(
         **done,
         "data": prepared.notes(),
         "environment": environment(str(device)),
+        "revisions": revisions(recipe, *recipe.stages),
         "recipe": as_dict(recipe),
     }
     scored = {"overall": results["overall"], "dev": results["dev"]}

@@ -121,12 +121,16 @@ def _to_read(recipe: Recipe, splits: tuple[str, ...]) -> Iterator[tuple[str, Tas
             yield split, task
 
 
-def check_files(recipe: Recipe, folder: Path, splits: tuple[str, ...] = ("train", "dev")) -> None:
-    """Are the files there that `prepare` reads? What it says if not, without reading any."""
+def files_of(
+    recipe: Recipe, folder: Path, splits: tuple[str, ...] = ("train", "dev")
+) -> dict[tuple[str, str], list[Path]]:
+    """The files that `prepare` reads, by split and task. What it says if one is not there, without reading any."""
+    found = {}
     for split, task in _to_read(recipe, splits):
-        resolve(getattr(task, split), folder)
+        found[split, task.name] = resolve(getattr(task, split), folder)
         if split == "train" and task.borrow is not None:
-            resolve(lender(recipe, task).train, folder)
+            found[split, task.name] += resolve(lender(recipe, task).train, folder)
+    return found
 
 
 def pooling_weights(recipe: Recipe, task: Task) -> Mapping[str, float] | None:

@@ -98,6 +98,11 @@ def check_recipe(recipe: Recipe, where: str) -> None:
             f'{where}: training.gradients is "{training.gradients}", with {found}; '
             f"expected several tasks in a step: two tasks or more, and sampler.kind {several}"
         )
+    if recipe.optimizer.restart and (sampler.kind != "sequential" or recipe.optimizer.schedule == "constant"):
+        raise MinbertError(
+            f'{where}: optimizer.restart with sampler.kind "{sampler.kind}" and schedule "{recipe.optimizer.schedule}"; '
+            'expected tasks that have their turns, "sequential", and a rate that falls'
+        )
     _check_contrastive(recipe, where)
     for key, (low, high) in LIMITS.items():
         for spot, number in _numbers(key, attrgetter(key)(recipe)):

@@ -12,13 +12,13 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
-from minbert.config import PaperConfig, Recipe
+from minbert.config import ModelConfig, PaperConfig, Recipe
 from minbert.errors import MinbertError, shown, suggest
 from minbert.recipe_checks import check_recipe
 from minbert.task_checks import check_task
-from minbert.tasks import BUILT_IN, Kind, Task
+from minbert.tasks import BUILT_IN, REVISIONS, Kind, Task
 from minbert.toml_tables import build, flat, read_toml, toml_key, toml_value
 
 LOOK_AHEAD = ("sequential", "annealed")  # samplers whose first epochs are others when more are to come
@@ -191,6 +191,22 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
         if stage.name in before:
             lines += _moved(f"tasks of {stage.name}", stage.tasks, before[stage.name].tasks)
     return lines
+
+
+class Built(Protocol):
+    """What says which parts a model is built of: a recipe, a stage, a model's manifest."""
+
+    @property
+    def tasks(self) -> tuple[Task, ...]: ...
+    @property
+    def model(self) -> ModelConfig: ...
+
+
+def revisions(*parts: Built) -> dict[str, int]:
+    """Of what they are built of and once was another: which it is now."""
+    used = {task.head for part in parts for task in part.tasks}
+    used |= {"common layer" for part in parts if part.model.common_layer}
+    return {name: number for name, number in REVISIONS.items() if name in used}
 
 
 def begins(before: Recipe, recipe: Recipe) -> bool:

@@ -30,6 +30,8 @@ def check_task(task: Task) -> Task:
         raise MinbertError(f"{where} classes names one twice: {', '.join(task.classes)}")
     if task.classes and not task.is_classification and (task.has_label or not task.only):
         raise MinbertError(f"{where} classes has {len(task.classes)} names; a {task.kind} task has none")
+    if not task.bounded and (task.is_classification or not task.has_label):
+        raise MinbertError(f"{where} bounded is false; a {task.kind} task has no scale")
     if not task.is_classification and not task.low < task.high:
         raise MinbertError(f"{where} the scale runs from {task.low} to {task.high}; expected low below high")
     _known(task.head, HEADS, f"{where} head")
@@ -136,6 +138,11 @@ def _check_numbers(task: Task, where: str) -> None:
     if task.distinct_batches and task.loss not in CONTRASTIVE:
         expected = f"it with a contrastive loss: {', '.join(CONTRASTIVE)}"
         raise MinbertError(f'{where} distinct_batches with loss "{task.loss}"; expected {expected}')
+    if not task.bounded and (task.has_sigmoid or task.loss == "cosent" or task.loss in CONTRASTIVE):
+        kind = "is within the scale by itself" if task.has_sigmoid else "has no scale"
+        raise MinbertError(
+            f'{where} bounded is false with loss "{task.loss}", whose score {kind}; expected it left out'
+        )
     if task.temperature < 0 or (task.temperature and task.loss not in CONTRASTIVE):
         expected = "more than 0" if task.temperature < 0 else f"it with a contrastive loss: {', '.join(CONTRASTIVE)}"
         raise MinbertError(f'{where} temperature is {task.temperature} with loss "{task.loss}"; expected {expected}')

@@ -61,6 +61,8 @@ class Task:
     low: float = 0.0
     high: float = 5.0
     """The scale of a score."""
+    bounded: bool = True
+    """A score beyond the scale becomes its end. False: it is the head's number, wherever that lies."""
     head: str = "linear"
     """See HEADS. On a pair `linear` and `mlp` read both texts as one input. In a recipe a contrastive task has `cosine`
     where it names none."""
@@ -204,6 +206,10 @@ HEADS = {
     "dph": HeadRow(BOTH, "ph with a third branch, the difference of the two orders"),
     "dpha": HeadRow(BOTH, "dph with a tanh before the last layer"),
 }
+
+REVISIONS = {"ph": 2, "dph": 2, "dpha": 2, "common layer": 2}
+"""Parts of a model that compute or begin otherwise than they once did, counted from 1. What has an earlier one is not what
+the same recipe makes now: such a result is not compared, such a model not loaded."""
 
 COSINES = ("cosine", "projected-cosine", "cosine-1d", "simcse")
 

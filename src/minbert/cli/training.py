@@ -231,6 +231,12 @@ def reproduce(
     keep_models: Annotated[
         bool, typer.Option("--keep-models", help="Do not remove the models of finished runs.")
     ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace", help="Also run what has a result that was made by another recipe or from other files."
+        ),
+    ] = False,
     only_page: Annotated[bool, typer.Option("--only-page", help="Run nothing, write the page anew.")] = False,
     recipes: Annotated[Path, typer.Option(help="Folder of the papers' recipes.")] = Path("recipes"),
     results: Annotated[Path, typer.Option(help="Folder for one JSON a run.")] = Path("results/reproduction"),
@@ -239,7 +245,7 @@ def reproduce(
 ) -> None:
     """Run the rows of the papers that are missing, and write the page with their numbers and ours."""
     from minbert.reproduction.figures import draw_all
-    from minbert.reproduction.jobs import Settings, check_ready, plan_jobs
+    from minbert.reproduction.jobs import Settings, check_ready, made_otherwise, plan_jobs
     from minbert.reproduction.page import write_page
     from minbert.reproduction.recipes import choose_rows, find_papers
     from minbert.reproduction.runs import Outcome, run_jobs
@@ -263,19 +269,30 @@ def reproduce(
             steps_cap=steps_cap,
             budget=float("inf") if budget is None else budget * 60,
             keep_models=keep_models,
+            replace=replace,
         )
         planned = plan_jobs(papers, rows, seeds=seeds)
         check_ready(planned, settings)
         with asked_to_end(), ReproductionWatcher() as watcher:
             outcome = run_jobs(planned, settings, watcher)
-        before = len(planned) - sum(map(len, (outcome.done, outcome.failed, outcome.stopped, outcome.left)))
+        before = [
+            job for job in planned if job not in {*outcome.done, *outcome.failed, *outcome.stopped, *outcome.left}
+        ]
         out.print(
-            f"{before} were there, {len(outcome.done)} run, {len(outcome.failed)} failed, "
+            f"{len(before)} were there, {len(outcome.done)} run, {len(outcome.failed)} failed, "
             f"{len(outcome.stopped)} stopped on the way, {len(outcome.left)} not begun",
             highlight=False,
         )
         if outcome.stopped or outcome.left:
             out.print("the same command goes on where this one ended")
+        if others := {job: why for job in before if (why := made_otherwise(job, settings))}:
+            job, why = next(iter(others.items()))
+            out.print(
+                f"of those there {len(others)} were made otherwise and stay, such as {shown(job.result(settings))} "
+                f"({'; '.join(why[:3])}): --replace makes them anew, --results FOLDER keeps both",
+                highlight=False,
+                soft_wrap=True,
+            )
     write_page(papers, results, page, draw=draw_all)
     out.print(f"written: {shown(page)}", highlight=False, soft_wrap=True)
     if outcome.failed or outcome.interrupted:

@@ -43,6 +43,17 @@ class Plan:
     def steps(self) -> int:
         return sum(self.epochs)
 
+    def progress(self, step: int, parts: int = 1) -> float:
+        """How far the run is at the middle of a step, the first being 1: 0 to 1. Of a run in several parts, with as many
+        epochs each: how far that part is."""
+        size, before = len(self.epochs) // parts, 0
+        for part in range(parts):
+            steps = sum(self.epochs[part * size : (part + 1) * size])
+            if step <= before + steps:
+                return (step - before - 0.5) / steps
+            before += steps
+        raise ValueError(f"step {step} of {before}")
+
 
 def plan(sampler: Sampler) -> Plan:
     """Go through all steps once, keeping only the counts."""

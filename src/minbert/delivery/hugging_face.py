@@ -57,7 +57,7 @@ class Classifier:
 def as_classifier(predictor: Predictor, task: Task) -> Classifier | str:
     """The task's layers, or why there is no such model."""
     model, head = predictor.model, predictor.model.heads[task.name]
-    how, common = model.poolings[task.name], model.common is not None and task.name in model.common_tasks
+    how, common = model.poolings[task.name], task.name in model.common_tasks
     if task.head != "linear" or len(task.answer_views) != 1 or task.is_masked:
         return f'its head is "{task.head}" over {len(task.answer_views)} views; a linear one over one is possible'
     if task.has_sigmoid:

@@ -17,6 +17,7 @@ encoding them again; `known_HOW` likewise. `pairs` and `known` may be left out, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -78,14 +79,17 @@ def build_multitask(
         _default(graph, PAIRS, np.zeros((0, 2), np.int64))
         sides = [graph.add("Gather", PAIRS, graph.constant(np.int64(side)), axis=1) for side in (0, 1)]
     for task in tasks:
-        how, common = model.poolings[task.name], model.common is not None and task.name in model.common_tasks
-        if (how, common) not in vectors:
-            layer = Head(graph, _weights(model.common), task)
-            vectors[how, common] = graph.add("Tanh", layer.linear("0", vectors[how, False]))
+        how, common = model.poolings[task.name], task.name in model.common_tasks
         both = len(task.answer_views) == 2
-        views = [graph.add("Gather", vectors[how, common], side) for side in sides] if both else [vectors[how, common]]
+        head, first = Head(graph, _weights(model.heads[task.name]), task), {}
+        if common and task.head in ORDERS:  # the layer begins each branch, that of the difference too
+            first = {"first": partial(_through, Head(graph, _weights(model.common), task))}
+        elif (how, common) not in vectors:
+            vectors[how, common] = _through(Head(graph, _weights(model.common), task), vectors[how, False])
+        read = vectors[how, common and not first]
+        views = [graph.add("Gather", read, side) for side in sides] if both else [read]
         name = output_name(task)
-        found[name] = HEADS[task.head](Head(graph, _weights(model.heads[task.name]), task), *views)
+        found[name] = HEADS[task.head](head, *views, **first)
         outputs[name] = TensorProto.FLOAT, "pairs" if both else "answers", task.outputs
     graph.name_outputs(found)
     return as_model(graph, inputs, outputs)
@@ -142,10 +146,30 @@ def _projected(head: Head, *views: str) -> list[str]:
     return [head.linear("projection", view) for view in views]
 
 
-def _both_orders(head: Head, joint: str, other: str, *, difference: bool = False, activation: bool = False) -> str:
+def _through(common: Head, vectors: str) -> str:
+    """The layer that tasks share."""
+    return common.add("Tanh", common.linear("0", vectors))
+
+
+def _both_orders(
+    head: Head,
+    joint: str,
+    other: str,
+    *,
+    first: Callable[[str], str] = lambda view: view,
+    difference: bool = False,
+    activation: bool = False,
+) -> str:
     views = [joint, other, head.add("Sub", joint, other)] if difference else [joint, other]
-    logits = head.join(*(head.linear(f"branches.{number}", view) for number, view in enumerate(views)))
+    logits = head.join(*(head.linear(f"branches.{number}", first(view)) for number, view in enumerate(views)))
     return head.linear("out", head.add("Tanh", logits) if activation else logits)
+
+
+ORDERS: dict[str, Callable[..., str]] = {
+    "ph": _both_orders,
+    "dph": partial(_both_orders, difference=True),
+    "dpha": partial(_both_orders, difference=True, activation=True),
+}
 
 
 HEADS: dict[str, Callable[..., str]] = {
@@ -160,7 +184,5 @@ HEADS: dict[str, Callable[..., str]] = {
     "projected-cosine": lambda head, u, v: head.scaled(head.relu(head.cosine(*_projected(head, u, v)))),
     "simcse": lambda head, u, v: head.scaled(head.cosine(u, v)),
     "cosine-1d": lambda head, u, v: head.scaled(head.cosine(*_projected(head, u, v))),
-    "ph": _both_orders,
-    "dph": lambda head, u, v: _both_orders(head, u, v, difference=True),
-    "dpha": lambda head, u, v: _both_orders(head, u, v, difference=True, activation=True),
+    **ORDERS,
 }

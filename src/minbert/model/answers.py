@@ -86,6 +86,6 @@ def probabilities_of(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 def _scores(task: Task, raw: NDArray[np.float64]) -> NDArray[np.float64]:
     if task.has_sigmoid:
         return task.low + (task.high - task.low) * (1 + np.tanh(raw / 2)) / 2  # a sigmoid that cannot overflow
-    if task.loss == "cosent" or task.loss in CONTRASTIVE:  # only the order was learnt: nothing to clip to
+    if not task.bounded or task.loss == "cosent" or task.loss in CONTRASTIVE:  # by the latter only the order is learnt
         return raw
     return np.clip(raw, task.low, task.high)  # never further from a label on the scale

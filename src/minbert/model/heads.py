@@ -17,6 +17,8 @@ from torch.nn import functional as F  # noqa: N812
 from minbert.model.encoder import ACTIVATIONS, EncoderConfig
 from minbert.tasks import Task
 
+Layer = Callable[[Tensor], Tensor]
+
 
 class Compares(Protocol):
     """A head that a contrastive loss can train."""
@@ -171,8 +173,8 @@ class CosineOfOne(nn.Module):
 
 
 class BothOrders(nn.Module):
-    """Mohammed & Sabane's heads over the pair read in both orders: a linear layer for each branch, and a last one over
-    their logits. PH has the two orders, DPH adds their difference, DPHA a tanh before the last layer.
+    """Mohammed & Sabane's heads over the pair read in both orders: dropout, a linear layer for each branch, and a last one
+    over their logits. PH has the two orders, DPH adds their difference, DPHA a tanh before the last layer.
     """
 
     def __init__(
@@ -185,10 +187,19 @@ class BothOrders(nn.Module):
         self.branches = nn.ModuleList(nn.Linear(width, task.outputs) for _ in range(branches))
         self.out = nn.Linear(branches * task.outputs, task.outputs)
 
-    def forward(self, joint: Tensor, other: Tensor) -> Tensor:
+    def initialise(self, generator: torch.Generator | None) -> None:
+        """The last layer as torch draws it. It reads two or three numbers: as small as BERT's weights, it would pass on a
+        fiftieth of the others' gradient, and the encoder would hardly hear of the task."""
+        reach = self.out.in_features**-0.5
+        for parameter in self.out.parameters():
+            nn.init.uniform_(parameter, -reach, reach, generator=generator)
+
+    def forward(self, joint: Tensor, other: Tensor, first: Layer = lambda view: view) -> Tensor:
+        """`first`: a layer that each branch begins with."""
+        joint, other = self.dropout(joint), self.dropout(other)
         views = [joint, other, joint - other] if self.difference else [joint, other]
         logits = torch.cat(
-            [branch(self.dropout(view)) for branch, view in zip(self.branches, views, strict=True)], dim=-1
+            [branch(first(view)) for branch, view in zip(self.branches, views, strict=True)], dim=-1
         )  # (rows, branches * outputs)
         return self.out(torch.tanh(logits) if self.activation else logits)
 

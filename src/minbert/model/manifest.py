@@ -17,7 +17,7 @@ from minbert.atomic import settle, write_text
 from minbert.config import ModelConfig
 from minbert.errors import MinbertError, shown
 from minbert.model.answers import Decision
-from minbert.recipes import parse_recipe
+from minbert.recipes import parse_recipe, revisions
 from minbert.tasks import Task
 
 if TYPE_CHECKING:
@@ -81,6 +81,12 @@ def from_plain(raw: Any, path: Path) -> Manifest:
         raise MinbertError(f"{shown(path)}: format {version!r}; this minbert reads format {FORMAT}: {hint}")
     try:
         recipe = parse_recipe({"tasks": raw["tasks"], "model": raw["model"]}, shown(path))
+        for name, number in revisions(recipe).items():
+            if (found := raw.get("revisions", {}).get(name, 1)) != number:
+                raise MinbertError(
+                    f"{shown(path)}: {name} of revision {found}, which computed otherwise; this minbert has revision "
+                    f"{number}: minbert train RECIPE makes a new model"
+                )
         decisions = {name: Decision(**decision) for name, decision in raw["decisions"].items()}
         members = tuple(_within(name, path) for name in raw.get("members", ()))
         return Manifest(
@@ -112,6 +118,7 @@ def as_plain(manifest: Manifest) -> dict[str, Any]:
         "data": manifest.data,
         "tasks": {task.name: row(task, "name") for task in manifest.tasks},
         "model": row(manifest.model),
+        "revisions": revisions(manifest),
         "decisions": {name: asdict(decision) for name, decision in manifest.decisions.items()},
         "scores": manifest.scores,
     }

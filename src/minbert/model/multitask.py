@@ -9,7 +9,7 @@ answers = outputs_of(model, inputs)    # a whole split, length-sorted, without g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -24,7 +24,7 @@ from minbert.data.inputs import Batch, Inputs
 from minbert.data.tokenizer import Tokens, ranges
 from minbert.errors import MinbertError
 from minbert.model.encoder import Encoder, Pooling, initialise
-from minbert.model.heads import Compares, Vocabulary, build_head
+from minbert.model.heads import BothOrders, Compares, Vocabulary, build_head
 from minbert.model.packed import Packed, pack
 from minbert.model.runner import LOW, Runner, make_runner
 from minbert.tasks import CONTRASTIVE, HEADS, Task
@@ -39,8 +39,8 @@ class MultitaskModel(nn.Module):
         encoder: shared by all tasks.
         tasks: a head is built for each.
         pooling: how a sequence becomes one vector, where a task does not say otherwise.
-        dropout: in the heads.
-        common_layer: a linear layer + tanh that tasks share, before their heads (Mohammed & Sabane's CL).
+        dropout: in the heads, where they begin.
+        common_layer: a linear layer + tanh that tasks share, the first of their heads (Mohammed & Sabane's CL).
         common_tasks: which tasks go through it; empty: all.
         generator: where the heads' initial weights come from.
     """
@@ -70,16 +70,22 @@ class MultitaskModel(nn.Module):
         self.common = (
             nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Dropout(common_dropout)) if common_layer else None
         )
-        self.common_tasks = frozenset(common_tasks) or frozenset(self.tasks)
-        self.heads = nn.ModuleDict(
-            {
-                name: Vocabulary(encoder.config) if task.is_masked else build_head(task, width, dropout)
-                for name, task in self.tasks.items()
-            }
-        )
+        shared = self.tasks.values() if common_layer else ()
+        self.common_tasks = {task.name for task in shared if task.name in (common_tasks or self.tasks)}
+        self.dropouts = nn.ModuleDict()  # of heads that begin with the common layer: before that, and none later
+        self.heads = nn.ModuleDict()
+        for name, task in self.tasks.items():
+            own = task
+            if name in self.common_tasks:
+                self.dropouts[name] = nn.Dropout(dropout if task.dropout is None else task.dropout)
+                own = replace(task, dropout=0.0)
+            self.heads[name] = Vocabulary(encoder.config) if task.is_masked else build_head(own, width, dropout)
         for module in (self.common, self.heads):
             if module is not None:
                 initialise(module, generator)
+        for head in self.heads.values():
+            if isinstance(head, BothOrders):
+                head.initialise(generator)
         self.runner: Runner = make_runner(encoder, "fp32", kernels="plain")
         self.dtype = torch.float32  # of the product with the token table
 
@@ -111,7 +117,7 @@ class MultitaskModel(nn.Module):
         """The vectors that a head compares, side by side, from the pooled ones; of a head that compares none, what it
         reads."""
         head = self.heads[task]
-        if self.common is not None and task in self.common_tasks:
+        if self.common is not None and task in self.common_tasks:  # no dropout: the encoder's is noise enough
             views = tuple(self.common(view) for view in views)
         if HEADS[self.tasks[task].head].compares:
             views = tuple(cast("Compares", head).vector(view) for view in views)
@@ -122,9 +128,12 @@ class MultitaskModel(nn.Module):
         head = self.heads[task]
         if isinstance(head, Vocabulary):
             return head(*views, self.encoder.embeddings.tokens.weight, self.dtype)
-        if self.common is not None and task in self.common_tasks:
-            views = tuple(self.common(view) for view in views)
-        return head(*views)
+        if self.common is None or task not in self.common_tasks:
+            return head(*views)
+        views = tuple(self.dropouts[task](view) for view in views)
+        if isinstance(head, BothOrders):
+            return head(*views, first=self.common)
+        return head(*(self.common(view) for view in views))
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from minbert.errors import MinbertError, shown
+from minbert.recipes import read_recipe
 from minbert.reproduction.findings import Verdict, judge, scores_of
-from minbert.reproduction.jobs import ASIDE, Job, Settings, longest_part, made_by, was_cut
+from minbert.reproduction.jobs import ASIDE, Job, Settings, changes_since, key_of, longest_part, was_cut
 from minbert.reproduction.recipes import LABELS, MEAN, Paper, Row
 
 
@@ -50,7 +51,18 @@ class Found:
     @cached_property
     def sets(self) -> set[tuple[str, ...]]:
         """What was changed on the command line."""
-        return {_told(one) for one in self.by_seed.values()}
+        return {self._told(one) for one in self.by_seed.values()}
+
+    def _told(self, result: Mapping[str, Any]) -> tuple[str, ...]:
+        """What was changed for a run, but for what changes no score on dev and what the recipe now says itself."""
+        aside = {f"training.{name}" for name in ASIDE}
+        return tuple(one for one in result["reproduction"]["set"] if key_of(one) not in aside and self._changes(one))
+
+    def _changes(self, setting: str) -> bool:
+        try:
+            return read_recipe(self.row.path, sets=[setting]) != read_recipe(self.row.path)
+        except MinbertError:  # of a version whose recipes said other things
+            return True
 
     @cached_property
     def caps(self) -> set[int]:
@@ -67,27 +79,21 @@ class Found:
             elif len(caps) == 1 and longest_part(one) <= max(caps):
                 cap = max(caps)
             steps = f"at most {cap:,} steps a run" if cap else "whole runs"
-            found.add(steps + "".join(f", `{setting}`" for setting in _told(one)))
+            found.add(steps + "".join(f", `{setting}`" for setting in self._told(one)))
         return found
 
     @cached_property
     def is_current(self) -> bool:
-        """Was all of it made by the recipe as it is now?"""
+        """Was all of it made by the recipe as it is now, and by what its heads are now?"""
         for seed, one in self.by_seed.items():
             changed = one["reproduction"]
             settings = Settings(self.encoder, sets=tuple(changed["set"]), steps_cap=changed["steps_cap"])
             try:
-                if not made_by(one, Job(self.row, seed).recipe(settings), settings):
+                if changes_since(one, Job(self.row, seed).recipe(settings), settings):
                     return False
             except MinbertError:
                 return False
         return True
-
-
-def _told(result: Mapping[str, Any]) -> tuple[str, ...]:
-    """What was changed for a run, but for what changes no score on dev."""
-    aside = {f"training.{name}" for name in ASIDE}
-    return tuple(one for one in result["reproduction"]["set"] if one.partition("=")[0].strip() not in aside)
 
 
 ALMOST_ALWAYS = 0.975
@@ -141,8 +147,9 @@ def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
 
 
 def _alike(one: Found, other: Found) -> bool:
-    """Were they run with the same settings, and both, or neither, before their recipes were last changed?"""
-    return len(one.sets | other.sets) == 1 and len(one.caps | other.caps) <= 1 and one.is_current == other.is_current
+    """Were they run with the same settings, as their recipes are now? What older ones came to decides nothing."""
+    same = len(one.sets | other.sets) == 1 and len(one.caps | other.caps) <= 1
+    return same and one.is_current and other.is_current
 
 
 def _is_even(one: Found, other: Found) -> bool:
@@ -154,7 +161,7 @@ def _is_even(one: Found, other: Found) -> bool:
 def gains(row: Found, base: Found | None) -> list[float]:
     """How far a row's overall lies above that of the one it was built on, for each seed that both have; empty where they
     cannot be compared. Both are counted by the row's own rule, which may not be that of the other one's paper."""
-    if base is None or not (row.is_current and _alike(row, base) and _is_even(row, base)):
+    if base is None or not (_alike(row, base) and _is_even(row, base)):
         return []
     pairs = [(one, base.by_seed[seed]) for seed, one in row.by_seed.items() if seed in base.by_seed]
     scores = [[scores_of(one, row.row.reported.rule) for one in pair] for pair in pairs]

@@ -4,8 +4,9 @@
     check_ready(jobs, settings)
     is_done(jobs[0], settings)
 
-A run counts as done if its result is there and was made by the very recipe that would be run now, also where a best row's
-result is older than the error analysis beside it and has none.
+A run counts as done if its result is there and was made by the very recipe that would be run now, from the very files, also
+where a best row's result is older than the error analysis beside it and has none. A result that was made otherwise may have
+taken hours of a GPU: it is made anew only where that was asked for.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from minbert.config import Recipe, TrainingConfig, data_folder
+from minbert.data.raw import fingerprint
 from minbert.encoders import find_encoder, last_part
-from minbert.errors import MinbertError
-from minbert.preparing import check_files, pooling_weights
-from minbert.recipes import begins, differences, parse_recipe, read_recipe
+from minbert.errors import MinbertError, shown, suggest
+from minbert.preparing import files_of, pooling_weights
+from minbert.recipes import begins, differences, parse_recipe, read_recipe, revisions
 from minbert.reproduction.recipes import Paper, Row
 
 ASIDE = {name: getattr(TrainingConfig(), name) for name in ("train_sample", "checkpoint_every", "keep", "log_every")}
@@ -47,6 +51,8 @@ class Settings:
     budget: float = math.inf
     """Seconds after which nothing is started, and what runs is stopped."""
     keep_models: bool = False
+    replace: bool = False
+    """Make results anew that were made otherwise."""
     poll: float = 0.3
     """Seconds between looks at the processes."""
     trainer: tuple[str, ...] = (sys.executable, "-m", "minbert", "train")
@@ -96,14 +102,37 @@ class Job:
         return near and begins(other.recipe(settings), self.recipe(settings))
 
 
+def key_of(setting: str) -> str:
+    """What `--set tasks.sst.weight=2` changes."""
+    return setting.partition("=")[0].strip()
+
+
 def _task_of(setting: str) -> str | None:
     """The task that `--set tasks.sst.weight=2` is about."""
-    table, *names = setting.partition("=")[0].strip().split(".")
+    table, *names = key_of(setting).split(".")
     if table != "tasks":
         return None
     if not names:
         raise MinbertError(f"--set {setting}: expected a task and its setting, such as tasks.sst.weight=2")
     return names[0]
+
+
+OPTIONS = {"model.encoder": "--encoder", "seed": "--seeds", "training.max_steps": "--steps-cap"}
+"""Settings that are options here, so that a result's place and its conditions say them."""
+
+
+def check_sets(rows: Iterable[Row], sets: Sequence[str]) -> None:
+    """Does each `--set` change something of a row that is to be run?"""
+    for setting in sets:
+        if option := OPTIONS.get(key_of(setting)):
+            raise MinbertError(f"--set {setting}: expected {option} instead, which is recorded with each result")
+    named = {task.name for row in rows for task in read_recipe(row.path).tasks}
+    for setting, task in ((setting, _task_of(setting)) for setting in sets):
+        if task is not None and task not in named:
+            raise MinbertError(
+                f"--set {setting}: none of these rows has a task {task}{suggest(task, named)}; "
+                f"expected one of: {', '.join(sorted(named))}"
+            )
 
 
 def plan_jobs(papers: Mapping[str, Paper], rows: Iterable[Row], *, seeds: int) -> list[Job]:
@@ -112,14 +141,17 @@ def plan_jobs(papers: Mapping[str, Paper], rows: Iterable[Row], *, seeds: int) -
     return sorted(jobs, key=lambda job: (job.seed > 1, papers[job.row.paper].rank(job.row.name), job.seed))
 
 
-def check_ready(jobs: Iterable[Job], settings: Settings) -> None:
-    """Say what would stop a run, before any is started: its device, its encoder, a file or a package that is not there."""
+def check_ready(jobs: Sequence[Job], settings: Settings) -> None:
+    """Say what would stop a run, before any is started: a setting that is nobody's, its device, its encoder, a file or a
+    package that is not there, a folder that cannot be written."""
     from minbert.data.parts_of_speech import tagger
     from minbert.data.tokenizer import Tokenizer
     from minbert.machine import choose_device
     from minbert.model.pretrained import load_folder
 
-    recipes = [job.recipe(settings) for job in jobs if not is_done(job, settings)]
+    check_sets((job.row for job in jobs), settings.sets)
+    missing = [job for job in jobs if is_missing(job, settings)]
+    recipes = [job.recipe(settings) for job in missing]
     if recipes:
         choose_device(settings.device)
     for encoder in dict.fromkeys(recipe.model.encoder for recipe in recipes):
@@ -128,32 +160,90 @@ def check_ready(jobs: Iterable[Job], settings: Settings) -> None:
         Tokenizer.load(folder)
     for recipe in recipes:
         for part in (*recipe.stages, recipe):
-            check_files(part, data_folder(recipe, settings.data))
+            files_of(part, data_folder(recipe, settings.data))
             if any(pooling_weights(part, task) for task in part.tasks):
                 tagger()
+    for folder in (settings.runs, settings.results) if recipes else ():
+        check_writable(folder)
+
+
+def check_writable(folder: Path) -> None:
+    """Can files be written there? The folder is made if it is not there yet."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise MinbertError(
+            f"{shown(folder)}: cannot be written ({reason}); expected a folder for runs and results"
+        ) from None
+
+
+def is_missing(job: Job, settings: Settings) -> bool:
+    """Is it to be run: is there no result, or one that was made otherwise and may be replaced?"""
+    why = made_otherwise(job, settings)
+    return why is None or (bool(why) and settings.replace)
 
 
 def is_done(job: Job, settings: Settings) -> bool:
-    """Is there a result of this very recipe?"""
+    """Is there a result of this very recipe and these very files?"""
+    return made_otherwise(job, settings) == []
+
+
+def made_otherwise(job: Job, settings: Settings) -> list[str] | None:
+    """What was different about the run whose result is there; None where there is no result."""
     try:
         found = json.loads(job.result(settings).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return made_by(found, job.recipe(settings), settings)
+        return None
+    return unlike(found, job, settings) if isinstance(found, dict) else None
 
 
-def made_by(results: Mapping[str, Any], recipe: Recipe, settings: Settings) -> bool:
-    """Were these results made by this recipe, whatever has been written about it since, scored or written beside? A
-    run that no cap shortened is one of every cap that would not have."""
+def unlike(results: Mapping[str, Any], job: Job, settings: Settings) -> list[str]:
+    """What is different about a run that would be made now: its recipe, or the content of its files. Files that are not
+    there cannot be asked."""
+    recipe = job.recipe(settings)
+    found = changes_since(results, recipe, settings)
     try:
-        before = parse_recipe(results["recipe"])
-    except (KeyError, MinbertError):  # of a version whose recipes said other things
-        return False
+        files = files_of(recipe, data_folder(recipe, settings.data))
+    except MinbertError:
+        return found
+    for (split, task), paths in files.items():
+        read = results.get("data", {}).get(split, {}).get(task, {}).get("files", {})
+        found += [f"{path.name} is another file" for path in paths if read.get(path.name) != _digest(path)]
+    return list(dict.fromkeys(found))
+
+
+def _digest(path: Path) -> str:
+    """Of many rows' same files once, unless they are written again."""
+    status = path.stat()
+    return _digest_then(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=64)
+def _digest_then(path: Path, _changed: int, _size: int) -> str:
+    return fingerprint(path)
+
+
+def changes_since(results: Mapping[str, Any], recipe: Recipe, settings: Settings) -> list[str]:
+    """What of the recipe, or of the parts that it names, is not as it was when these results were made, but for what has been
+    written about it, scored or written beside. A run that no cap shortened is one of every cap that would not have."""
+    try:
+        before = parse_recipe(results.get("recipe", {}))
+    except MinbertError as error:  # of a version whose recipes said other things
+        return [str(error)]
     now = replace(portable(recipe, settings), about=before.about)
     same: dict[str, Any] = dict(ASIDE)
     if not was_cut(results) and (not settings.steps_cap or longest_part(results) <= settings.steps_cap):
         same["max_steps"] = 0
-    return not differences(_trained_with(now, **same), _trained_with(before, **same))
+    known = results.get("revisions", {})
+    parts = [
+        f"the {name} is another since"
+        for name, number in revisions(now, *now.stages).items()
+        if known.get(name, 1) != number
+    ]
+    return differences(_trained_with(now, **same), _trained_with(before, **same)) + parts
 
 
 def was_cut(results: Mapping[str, Any]) -> bool:

@@ -57,13 +57,13 @@ A finding compares two rows over the seeds that both have: the mean of the paire
 +{margin:g}, and did not hold if it lies above 0. Everything else is **undecided**, and so is every finding with one seed, and
 every one of two rows of which a cap on the steps left different parts, one more than {uneven:g} times the other. A finding is
 **not compared** where one of its rows was not run or the two have no seed in common, where not all of their runs had the same
-settings or caps of several sizes shortened them, and where only one of the two was made by its recipe as it is now. A
+settings or caps of several sizes shortened them, and where one of the two was not made by its recipe as it is now. A
 correlation that does not exist, because all answers are the same, counts as 0. Of twenty findings that are nothing but chance,
 one would be decided all the same. Where two rows differ in more than what the finding is about, as the papers' own rows do,
 the list of what differs says so.
 
-`training.dev_sample=4000` beside a table: after each epoch a model is chosen or not by its scores on at most 4,000 dev rows of
-a task (Quora has 20,212). The scores in the tables are those of the chosen model on all of dev.
+After each epoch a model is chosen or not by its scores on at most 4,000 dev rows of a task (Quora has 20,212; `dev_sample` in the
+recipes). The scores in the tables are those of the chosen model on all of dev.
 """
 
 OVERALL = {
@@ -74,7 +74,7 @@ OVERALL = {
 
 OVER_BASE = (
     "Over that row: the mean difference over the seeds that both have, no verdict. Empty: that row was not run here, the two "
-    "had other settings or caps, or an older recipe made one of them."
+    "had other settings or caps, or one of them was made before its recipe or a head was last changed."
 )
 
 
@@ -203,7 +203,7 @@ def _conditions(encoder: str, found: Mapping[str, Found]) -> list[str]:
         lines.append(f"Training rows, by row: {', '.join(told)}.")
     old = [f"`{one.row.name}`" for one in found.values() if not one.is_current]
     if old:
-        lines.append(f"Made before the recipe was last changed: {', '.join(old)}.")
+        lines.append(f"Made before the recipe, or a head that it names, was last changed: {', '.join(old)}.")
     return lines
 
 

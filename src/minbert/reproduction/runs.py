@@ -30,7 +30,7 @@ from minbert.evaluation.mistakes import read_mistakes, write_mistakes
 from minbert.evaluation.overlap import by_overlap, overlap_points
 from minbert.evaluation.results import read_predictions, read_results, write_json
 from minbert.recipes import as_dict, begins, differences, read_recipe
-from minbert.reproduction.jobs import Job, Settings, is_done, portable
+from minbert.reproduction.jobs import Job, Settings, is_missing, portable
 from minbert.training.metrics_log import read_metrics
 
 PATIENCE = 60.0  # seconds that each run has to end once it was asked to: a step, and a checkpoint of up to 2 GB
@@ -81,8 +81,8 @@ class Outcome:
 
 
 def run_jobs(jobs: Iterable[Job], settings: Settings, watcher: Watcher) -> Outcome:
-    """Run what is not done, in order, until all is done, the budget is spent, or Ctrl-C."""
-    outcome = Outcome(left=[job for job in jobs if not is_done(job, settings)])
+    """Run what is missing, in order, until all is done, the budget is spent, or Ctrl-C."""
+    outcome = Outcome(left=[job for job in jobs if is_missing(job, settings)])
     deadline = time.monotonic() + settings.budget
     running: list[Running] = []
     try:
@@ -128,8 +128,7 @@ def start(job: Job, settings: Settings) -> Running:
     with log_of(folder).open("ab") as log, _heard_by_children():
         # A session of its own: Ctrl-C reaches us alone, and we pass it on
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-    turns = len(recipe.sampler.order or recipe.trained) if recipe.sampler.kind == "sequential" else 1
-    return Running(job, process, folder, turns * recipe.training.epochs)
+    return Running(job, process, folder, recipe.turns * recipe.training.epochs)
 
 
 @contextmanager

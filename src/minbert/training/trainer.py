@@ -188,7 +188,8 @@ class Trainer:
         self.step += 1
         update = self.step % self.recipe.training.accumulate == 0 or self.step == self.plan.steps
         # At the middle of the step: neither the first of a warm-up nor the last of a decay has a rate of 0.
-        factor = rate_factor(self.recipe.optimizer, (self.step - 0.5) / self.plan.steps)
+        optimizer = self.recipe.optimizer
+        factor = rate_factor(optimizer, self.plan.progress(self.step, self.recipe.turns if optimizer.restart else 1))
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
         self.rows += batch.rows
