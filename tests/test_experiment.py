@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from minbert import experiment, finishing
 from minbert.config import SAMPLE, EnsembleConfig, Recipe
@@ -67,6 +68,22 @@ def test_weights_that_the_sampler_does_not_read_are_told(
     train(recipe, out=tmp_path / "run", data=small_data, device="cpu", watcher=listener)
     message = f'sampler.weights (quora = 2) has no effect: sampler.kind is "{kind}", not "weighted"'
     assert listener.warnings == [message] * told
+
+
+@pytest.mark.parametrize("pooling", ["pooler", "cls"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_pooler_that_nobody_trained_is_told(
+    pooling: str, trained: bool, tiny_encoder: Path, small_data: Path, tmp_path: Path
+) -> None:
+    encoder = Path(shutil.copytree(tiny_encoder, tmp_path / "encoder"))
+    weights = load_file(encoder / "model.safetensors")
+    (bias,) = [name for name in weights if name.endswith("pooler.dense.bias")]
+    weights[bias] = torch.full_like(weights[bias], 0.01 * trained)
+    save_file(weights, encoder / "model.safetensors", {"format": "pt"})
+    recipe, listener = brief(encoder, "sst", model={"pooling": pooling}), Listener()
+    train(recipe, out=tmp_path / "run", data=small_data, device="cpu", watcher=listener)
+    told = [message.partition(" (")[0] for message in listener.warnings]
+    assert told == ["the encoder's pooler was never trained"] * (pooling == "pooler" and not trained)
 
 
 def test_weights_that_a_stage_does_not_read_are_told(tiny_encoder: Path) -> None:

@@ -291,6 +291,7 @@ def test_a_heads_dropout_is_before_the_common_layer_and_not_behind_it(tiny_encod
     torch.manual_seed(0)
     model.answer("sts", *ones)
     assert all(set(view.unique().tolist()) == {0.0, 2.0} for view in given[:2])
+    assert not any(view.any() for view in given[2:]), "the difference of equal embeddings is 0, whatever is dropped"
     nothing = [torch.zeros(50, 32)] * len(ones)  # which no dropout changes before the layer
     assert torch.equal(model.answer("sts", *nothing), model.answer("sts", *nothing))
 
@@ -308,6 +309,14 @@ def test_the_common_layer_of_some_tasks_is_not_in_the_others(tiny_encoder: Path)
         outputs = model(ready(collate(step(**rows), data), model.encoder))
         sum(values.sum() for values in outputs.values()).backward()  # type: ignore[union-attr]
         assert touched(model, ["common"]) == expected
+
+
+def test_the_common_layer_is_not_in_a_masked_task(tiny_encoder: Path) -> None:
+    tasks = {"sst": {}, "hidden": {"kind": "masked", "train": "a.tsv", "text": "a"}}
+    _, model, _ = make(tiny_encoder, tasks, common_layer=True)
+    tokens = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    expected = model.heads["hidden"](tokens, model.encoder.embeddings.tokens.weight)
+    torch.testing.assert_close(model.answer("hidden", tokens), expected)
 
 
 def test_the_common_layer_has_a_dropout_of_its_own(tiny_encoder: Path) -> None:

@@ -985,6 +985,19 @@ def test_runs_that_differ_in_what_was_scored_or_written_beside_are_compared(
     assert "train_sample" not in page and "checkpoint_every" not in page
 
 
+def test_a_claim_about_a_pretrained_pooler_is_not_compared_with_an_encoder_that_has_none(
+    recipes: Path, settings: Settings, tmp_path: Path
+) -> None:
+    path = recipes / "smith" / "findings.toml"
+    path.write_text(path.read_text().replace('on = "mean"', 'on = "mean"\nneeds_pooler = true'))
+    papers = find_papers(recipes)
+    for encoder, counts in {"bert": "| 1 | 1 | 0 | 0 |", "minilm": "| 0 | 1 | 0 | 1 |"}.items():
+        here = replace(settings, encoder=encoder, results=tmp_path / encoder)
+        run_jobs(jobs_of(papers, "smith/1-plain", "smith/2-mean", seeds=2), here, Listener())
+        page = build_page(papers, load_results(papers, here.results), tmp_path)
+        assert f"| {encoder} | 2 of 4 | 4 {counts}" in page
+
+
 def test_a_setting_that_the_recipe_now_says_itself_is_no_condition(
     papers: dict[str, Paper], recipes: Path, settings: Settings, tmp_path: Path
 ) -> None:

@@ -31,6 +31,8 @@ ORIGIN = "origin.json"
 
 SEEN_QUORA = ("minilm", "mpnet")
 """Encoders whose own training had Quora's questions in it."""
+UNTRAINED_POOLER = ("minilm", "mpnet")
+"""Encoders whose pooler is as it was drawn: a bias of 0, weights with the spectrum of noise."""
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def train(
             check_same_files(path, found)
     with held(folder):
         open_run(folder, recipe, prepared[folder], overwrite=overwrite and not resume)
-        for message in idle_settings(recipe):
+        for message in (*idle_settings(recipe), *_untrained_pooler(made[1])):
             watcher.warn(message)
         for path, part in left.items():
             if recipe.stages and isinstance(watcher, StageWatcher):
@@ -247,6 +247,16 @@ def new_model(
         if task.is_masked:
             load_vocabulary(folder, model.heads[task.name])
     return Tokenizer.load(folder), model.to(device), manifest
+
+
+def _untrained_pooler(model: MultitaskModel) -> list[str]:
+    """What to say of a model that reads a pooler which nobody trained."""
+    if "pooler" not in model.poolings.values() or not model.encoder.pooler.is_untrained:
+        return []
+    return [
+        "the encoder's pooler was never trained (its bias is 0): "
+        'what pooling "pooler" reads is random at first; "cls" and "mean" read what the encoder has learnt'
+    ]
 
 
 def masked_layers(recipe: Recipe) -> dict[str, str]:

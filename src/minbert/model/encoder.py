@@ -184,6 +184,11 @@ class Pooler(nn.Module):
         super().__init__()
         self.dense = nn.Linear(width, width)
 
+    @property
+    def is_untrained(self) -> bool:
+        """Is the bias still 0, as it begins? Then the weights are random, whatever file they come from."""
+        return not self.dense.bias.any()
+
     def forward(self, hidden: Tensor) -> Tensor:
         return torch.tanh(self.dense(hidden[:, 0]))  # (batch, width)
 

@@ -173,8 +173,8 @@ class CosineOfOne(nn.Module):
 
 
 class BothOrders(nn.Module):
-    """Mohammed & Sabane's heads over the pair read in both orders: dropout, a linear layer for each branch, and a last one
-    over their logits. PH has the two orders, DPH adds their difference, DPHA a tanh before the last layer.
+    """Mohammed & Sabane's heads over the pair read in both orders: dropout and a linear layer for each branch, and a last
+    one over their logits. PH has the two orders, DPH adds their difference, DPHA a tanh before the last layer.
     """
 
     def __init__(
@@ -195,11 +195,11 @@ class BothOrders(nn.Module):
             nn.init.uniform_(parameter, -reach, reach, generator=generator)
 
     def forward(self, joint: Tensor, other: Tensor, first: Layer = lambda view: view) -> Tensor:
-        """`first`: a layer that each branch begins with."""
-        joint, other = self.dropout(joint), self.dropout(other)
+        """`first`: a layer that each branch begins with, after the dropout."""
+        # The difference has a dropout of its own: the two orders are so alike that of two dropouts it would be the noise
         views = [joint, other, joint - other] if self.difference else [joint, other]
         logits = torch.cat(
-            [branch(first(view)) for branch, view in zip(self.branches, views, strict=True)], dim=-1
+            [branch(first(self.dropout(view))) for branch, view in zip(self.branches, views, strict=True)], dim=-1
         )  # (rows, branches * outputs)
         return self.out(torch.tanh(logits) if self.activation else logits)
 

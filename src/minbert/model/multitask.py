@@ -72,14 +72,14 @@ class MultitaskModel(nn.Module):
         )
         shared = self.tasks.values() if common_layer else ()
         self.common_tasks = {task.name for task in shared if task.name in (common_tasks or self.tasks)}
-        self.dropouts = nn.ModuleDict()  # of heads that begin with the common layer: before that, and none later
+        self.dropouts = nn.ModuleDict()  # of heads that begin with the common layer: before it, and none later
         self.heads = nn.ModuleDict()
         for name, task in self.tasks.items():
-            own = task
-            if name in self.common_tasks:
+            head = Vocabulary(encoder.config) if task.is_masked else build_head(task, width, dropout)
+            if name in self.common_tasks and not isinstance(head, (BothOrders, Vocabulary)):
                 self.dropouts[name] = nn.Dropout(dropout if task.dropout is None else task.dropout)
-                own = replace(task, dropout=0.0)
-            self.heads[name] = Vocabulary(encoder.config) if task.is_masked else build_head(own, width, dropout)
+                head = build_head(replace(task, dropout=0.0), width, dropout)
+            self.heads[name] = head
         for module in (self.common, self.heads):
             if module is not None:
                 initialise(module, generator)
@@ -130,10 +130,9 @@ class MultitaskModel(nn.Module):
             return head(*views, self.encoder.embeddings.tokens.weight, self.dtype)
         if self.common is None or task not in self.common_tasks:
             return head(*views)
-        views = tuple(self.dropouts[task](view) for view in views)
         if isinstance(head, BothOrders):
             return head(*views, first=self.common)
-        return head(*(self.common(view) for view in views))
+        return head(*(self.common(self.dropouts[task](view)) for view in views))
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from minbert.encoders import UNTRAINED_POOLER
 from minbert.errors import MinbertError, shown
 from minbert.recipes import read_recipe
 from minbert.reproduction.findings import Verdict, judge, scores_of
 from minbert.reproduction.jobs import ASIDE, Job, Settings, changes_since, key_of, longest_part, was_cut
-from minbert.reproduction.recipes import LABELS, MEAN, Paper, Row
+from minbert.reproduction.recipes import LABELS, MEAN, Finding, Paper, Row
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
     judged = []
     for finding in paper.claims.findings:
         better, worse = (found.get(f"{paper.name}/{row}") for row in (finding.better, finding.worse))
-        if better is None or worse is None or not _alike(better, worse):
+        if better is None or worse is None or not _alike(better, worse) or _lacks_pooler(finding, better):
             judged.append(judge(finding, {}, {}))
         else:
             judged.append(judge(finding, better.scores, worse.scores, is_even=_is_even(better, worse)))
@@ -150,6 +151,10 @@ def _alike(one: Found, other: Found) -> bool:
     """Were they run with the same settings, as their recipes are now? What older ones came to decides nothing."""
     same = len(one.sets | other.sets) == 1 and len(one.caps | other.caps) <= 1
     return same and one.is_current and other.is_current
+
+
+def _lacks_pooler(finding: Finding, found: Found) -> bool:
+    return finding.needs_pooler and found.encoder in UNTRAINED_POOLER
 
 
 def _is_even(one: Found, other: Found) -> bool:

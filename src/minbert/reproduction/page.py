@@ -44,20 +44,23 @@ What differs from the papers, in every row:
 
 - **The encoder.** They started from bert-base-uncased (12 layers, 110 million parameters). Ours is named above each table;
   minilm has 6 layers and 22 million parameters, mpnet 12 and 109 million. Both were trained to give sentence vectors, and
-  **both have seen Quora questions** in that training, so that a Quora score of theirs is not one of a fresh model. Their
-  pooler was not part of that training: it is what their own pretraining left.
+  **both have seen Quora questions** in that training, so that a Quora score of theirs is not one of a fresh model. BERT's
+  pooler was pretrained, **theirs never was**: the bias is 0 and the weights are noise. Rows that read the pooler train it from
+  there.
 - **The training data of Quora.** The course's 141,506 pairs are not to be had; the 127,043 here are another sample, with 60%
   duplicates where dev has 37%. The recipes do as the papers did and weigh nothing;
   `--set tasks.quora.class_weights=[1.6,0.6]` corrects for it, and a table made so says it.
 - **The small print.** Where a paper is silent the recipe follows the course's own code (AdamW without weight decay, no
-  warm-up, no clipping, batches of 8, dropout .3); each guess is in the notes below its table. On a GPU products are in bf16.
+  warm-up, no clipping, batches of 8, dropout .3); each guess is in the notes below its table. AdamW's eps is 1e-8, the course's 1e-6.
+  Batches hold texts of about one length. On a GPU products are in bf16.
 
 A finding compares two rows over the seeds that both have: the mean of the paired differences and its 95% t interval. "Better"
 **held** if the interval lies above 0 and **did not hold** if it lies below; "no better" held if the interval ends below
 +{margin:g}, and did not hold if it lies above 0. Everything else is **undecided**, and so is every finding with one seed, and
 every one of two rows of which a cap on the steps left different parts, one more than {uneven:g} times the other. A finding is
 **not compared** where one of its rows was not run or the two have no seed in common, where not all of their runs had the same
-settings or caps of several sizes shortened them, and where one of the two was not made by its recipe as it is now. A
+settings or caps of several sizes shortened them, and where one of the two was not made by its recipe as it is now. Nor
+is a claim about what the pooler has learnt, with an encoder that has none. A
 correlation that does not exist, because all answers are the same, counts as 0. Of twenty findings that are nothing but chance,
 one would be decided all the same. Where two rows differ in more than what the finding is about, as the papers' own rows do,
 the list of what differs says so.

@@ -36,6 +36,8 @@ class Finding:
     where: str = ""
     """The place in the paper."""
     kind: Literal["better", "no better"] = "better"
+    needs_pooler: bool = False
+    """It is about what a pretrained pooler has learnt."""
 
 
 @dataclass(frozen=True)
