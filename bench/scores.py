@@ -330,8 +330,8 @@ def _their_overall(paper: Paper) -> str:
 def _our_overall(row: Found | None) -> str:
     if row is None:
         return ""
-    notes = [f"{row.share:.0%} of the steps"] if row.caps else []
-    notes += [] if row.is_current else ["of an older recipe"]
+    notes = [f"{min(row.shares.values()):.0%} of the steps"] if row.caps else []
+    notes += [] if row.is_current else ["of an older recipe or head"]
     return f"{statistics.mean(row.values(MEAN)):.3f}" + (f" ({', '.join(notes)})" if notes else "")
 
 

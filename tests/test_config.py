@@ -177,11 +177,11 @@ def test_a_file_that_is_no_recipe(write: Write, tmp_path: Path) -> None:
         ("[optimizer]\nbetas = [0.9, 1.0]", "recipe: optimizer.betas is 1.0; expected 0 to 0.999999"),
         (
             "[optimizer]\nrestart = true",
-            'recipe: optimizer.restart with sampler.kind "proportional" and schedule "linear"; expected tasks that have',
+            'recipe: optimizer.restart with sampler.kind "proportional"; expected tasks that have their turns, "seq',
         ),
         (
-            '[sampler]\nkind = "sequential"\n[optimizer]\nrestart = true\nschedule = "constant"',
-            'recipe: optimizer.restart with sampler.kind "sequential" and schedule "constant"; expected tasks',
+            '[sampler]\nkind = "sequential"\n[optimizer]\nrestart = true\nwarmup = 0\nschedule = "constant"',
+            "recipe: optimizer.restart with a rate that never changes; expected tasks",
         ),
         ("[tasks.sst]\nbounded = false", "[tasks.sst] bounded is false; a classification task has no scale"),
         (

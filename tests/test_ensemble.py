@@ -622,6 +622,19 @@ def test_stopped_in_the_second_run_the_first_is_not_trained_again(
     assert unlike(out, trained.folder) == []
 
 
+def test_a_run_whose_models_were_removed_is_trained_again(
+    trained: Run, tiny_encoder: Path, small_data: Path, tmp_path: Path
+) -> None:
+    """`minbert reproduce` keeps results only."""
+    recipe, out = small_recipe(tiny_encoder, seed=5, **ENSEMBLE), tmp_path / "run"
+    shutil.copytree(trained.folder, out)
+    for name in ("model", "runs/6/model", "runs/6/models", "runs/6/checkpoints"):
+        shutil.rmtree(out / name)
+    (out / "results.json").unlink()
+    again = train(recipe, out=out, data=small_data, device="cpu", resume=True)
+    assert again.results["dev"] == trained.results["dev"]
+
+
 def test_overwriting_leaves_nothing_of_the_older_run(
     trained: Run, tiny_encoder: Path, small_data: Path, tmp_path: Path
 ) -> None:

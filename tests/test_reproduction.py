@@ -43,8 +43,8 @@ from minbert.reproduction.found import Found, load_results, verdicts
 from minbert.reproduction.jobs import (
     Job,
     Settings,
+    begun_otherwise,
     check_ready,
-    is_done,
     longest_part,
     made_otherwise,
     plan_jobs,
@@ -183,6 +183,10 @@ def settings(tmp_path: Path) -> Settings:
         poll=0.02,
         replace=True,
     )
+
+
+def is_done(job: Job, settings: Settings) -> bool:
+    return made_otherwise(job, settings) == []
 
 
 class Listener:
@@ -413,11 +417,94 @@ def test_a_result_of_another_kind_of_head_does_not_count(papers: dict[str, Paper
     sets = ("tasks.sts.head=dpha", "model.common_layer=true")
     written(job, settings, recipe=as_dict(job.recipe(replace(settings, encoder="tiny", sets=sets))))
     now = replace(settings, sets=sets)
-    assert made_otherwise(job, now) == ["the dpha is another since", "the common layer is another since"]
+    assert made_otherwise(job, now) == ["dpha: revision 2, was 1", "common layer: revision 2, was 1"]
     written(job, settings, revisions={"dpha": 2, "common layer": 1})
-    assert made_otherwise(job, now) == ["the common layer is another since"]
+    assert made_otherwise(job, now) == ["common layer: revision 2, was 1"]
     written(job, settings, revisions=revisions(job.recipe(now)))
     assert is_done(job, now)
+
+
+def test_a_result_whose_stage_read_other_files_does_not_count(
+    papers: dict[str, Paper], settings: Settings, small_data: Path, tmp_path: Path
+) -> None:
+    data = Path(shutil.copytree(small_data, tmp_path / "data"))
+    here = replace(settings, data=str(data))
+    (job,) = jobs_of(papers, "smith/1-plain")
+    stage = '[[stages]]\nname = "first"\n[stages.tasks.sst]\ntrain = "sentiment-train.tsv"\ndev = "sentiment-dev.tsv"\n'
+    job.row.path.write_text(job.row.path.read_text() + stage)
+    run_jobs([job], settings, Listener())
+
+    def read(folder: Path, **kinds: str) -> dict[str, Any]:
+        return {
+            split: {
+                task: {"files": {f"{kind}-{split}.tsv": fingerprint(folder / f"{kind}-{split}.tsv")}}
+                for task, kind in kinds.items()
+            }
+            for split in ("train", "dev")
+        }
+
+    steps = {"first": {"steps": 3, "data": read(data, sst="sentiment")}}
+    written(job, settings, data=read(data, sst="sentiment", sts="similarity"), stages=steps)
+    assert made_otherwise(job, here) == []
+    steps["first"]["data"] = read(data, sst="similarity")
+    written(job, settings, stages=steps)
+    assert made_otherwise(job, here) == ["sentiment-train.tsv is another file", "sentiment-dev.tsv is another file"]
+
+
+def real_settings(settings: Settings, encoder: Path, data: Path, *sets: str) -> Settings:
+    """That really train, for an epoch."""
+    sets = ("training.epochs=1", *sets)
+    real = replace(settings, encoder=str(encoder), data=str(data), device="cpu", sets=sets)
+    return replace(real, trainer=Settings.trainer)
+
+
+def test_a_run_from_other_files_or_of_another_head_begins_anew(
+    papers: dict[str, Paper], settings: Settings, tiny_encoder: Path, small_data: Path, tmp_path: Path
+) -> None:
+    data = Path(shutil.copytree(small_data, tmp_path / "data"))
+    real = real_settings(settings, tiny_encoder, data, "tasks.sts.head=ph")
+    (job,) = jobs_of(papers, "smith/1-plain")
+    assert run_jobs([job], real, Listener()).done == [job]
+    before = json.loads(job.result(real).read_text())
+    assert before["revisions"] == {"ph": 2} and begun_otherwise(job, real) == []
+    path = data / "similarity-dev.tsv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
+    assert begun_otherwise(job, real) == ["similarity-dev.tsv is another file"]
+    outcome = run_jobs([job], real, listener := Listener())
+    assert (outcome.done, listener.why) == ([job], [])
+    assert json.loads(job.result(real).read_text())["data"]["dev"]["sts"]["rows"] == 8
+    (job.folder(real) / "revisions.json").unlink()  # as a run of before there were any
+    assert begun_otherwise(job, real) == ["ph: revision 2, was 1"]
+
+
+def test_what_is_half_done_is_not_begun_anew_unless_asked_to(
+    papers: dict[str, Paper], settings: Settings, tiny_encoder: Path, small_data: Path
+) -> None:
+    sets = ("training.batch_size=1", "training.log_every=1", "tasks.sst.fraction=100")
+    real = replace(real_settings(settings, tiny_encoder, small_data, *sets), replace=False)
+    (job,) = jobs_of(papers, "smith/1-plain")
+    assert run_jobs([job], real, Impatient(1)).stopped == [job]
+    check_ready([job], real)
+    other = replace(real, sets=(*real.sets, "optimizer.lr=1e-4"))
+    with pytest.raises(MinbertError, match=r"half done, and begun otherwise \(optimizer\.lr: 0\.0001, was .*--replace"):
+        check_ready([job], other)
+    check_ready([job], replace(other, replace=True))
+    check_ready([job], replace(other, runs=real.runs / "other"))
+
+
+def test_a_row_that_another_process_has_run_meanwhile_is_not_run_again(
+    papers: dict[str, Paper], recipes: Path, settings: Settings
+) -> None:
+    class Helpful(Listener):
+        def looked(self, running: list[Running], waiting: int) -> None:
+            if waiting == 1 and not self.done:
+                run_jobs(jobs_of(papers, "smith/1-plain"), settings, Listener())
+            super().looked(running, waiting)
+
+    outcome = run_jobs(jobs_of(papers, "smith/1-plain", "smith/2-mean"), settings, Helpful())
+    assert [job.row.name for job in outcome.done] == ["2-mean"]
+    assert [job.row.name for job in outcome.there] == ["1-plain"]
+    assert len(calls(recipes, "smith/1-plain")) == 1
 
 
 def written(job: Job, settings: Settings, **changes: Any) -> None:
@@ -723,16 +810,21 @@ def test_a_real_row_from_the_command_line(
         ("0 were there, 0 run, 0 failed, 0 stopped on the way, 2 not begun\n" + more, ["--budget", 0]),
         ("0 were there, 2 run,", []),
         ("2 were there, 0 run,", []),
+        (
+            "(optimizer.lr: 0.0001, was 2e-05): --replace makes them anew, --results FOLDER",
+            ["--set", "optimizer.lr=1e-4"],
+        ),
+        ("0 were there, 2 run,", ["--set", "optimizer.lr=1e-4", "--replace"]),
+        ("0 were there, 2 run,", ["--replace"]),
     ):
         monkeypatch.setattr(sys, "argv", ["minbert", "reproduce", *map(str, [*words, *options])])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert not ended.value.code, "".join(path.read_text() for path in (tmp_path / "runs").rglob("*.log"))
         said = capsys.readouterr()
-        assert told in said.out and (more in said.out) == bool(options)
-        begun = (
-            [] if options or "2 were" in told else ["smith/1-plain seed 1: begins, ", "smith/2-mean seed 1: begins, "]
-        )
+        assert told in said.out and (more in said.out) == ("--budget" in options)
+        assert ("of those there 2 were made otherwise and stay, such as " in said.out) == ("--replace makes" in told)
+        begun = ["smith/1-plain seed 1: begins, ", "smith/2-mean seed 1: begins, "] if " 2 run" in told else []
         assert sorted(re.findall(r"^.* begins, ", said.err, re.MULTILINE)) == begun
     found = json.loads((tmp_path / "results" / "tiny" / "smith" / "2-mean" / "seed1.json").read_text())
     assert (found["steps"], found["planned_steps"], found["whole_steps"]) == (3, 3, 12)
@@ -1057,6 +1149,58 @@ def test_rows_that_a_cap_cut_differently_decide_nothing(
         assert ("With tiny held:" in page) == (verdict != cut)
 
 
+def test_a_whole_run_is_not_compared_with_one_that_a_cap_shortened(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path
+) -> None:
+    """Seed 1 of one row is whole, all others are cut: in the row as a whole the least that was left is the same."""
+    jobs, capped = jobs_of(papers, "smith/1-plain", "smith/2-mean", seeds=3), replace(settings, steps_cap=6)
+    run_jobs(jobs, capped, Listener())
+    page = build_page(papers, load_results(papers, settings.results), tmp_path)
+    assert "| tiny | 2 of 4 | 6 | 1 | 1 | 0 | 0 |" in page
+    written(next(job for job in jobs if (job.row.name, job.seed) == ("2-mean", 1)), capped, planned_steps=12)
+    page = build_page(papers, load_results(papers, settings.results), tmp_path)
+    assert "| tiny | 2 of 4 | 6 | 0 | 0 | 2 | 0 |" in page
+    assert "**undecided**: the cap left 100% of `2-mean` and 50% of `1-plain`" in page
+
+
+def test_rows_from_files_of_one_name_and_other_content_are_not_compared(
+    papers: dict[str, Paper], settings: Settings
+) -> None:
+    jobs = jobs_of(papers, "smith/1-plain", "smith/2-mean", seeds=2)
+    run_jobs(jobs, settings, Listener())
+    results = load_results(papers, settings.results)
+    assert [verdict.seeds for verdict in verdicts(papers["smith"], results["tiny"])] == [2, 2]
+    found = json.loads(jobs[0].result(settings).read_text())["data"]
+    found["train"]["sst"]["files"] = {"sst.tsv": "another"}
+    written(jobs[0], settings, data=found)
+    results = load_results(papers, settings.results)
+    assert [verdict.seeds for verdict in verdicts(papers["smith"], results["tiny"])] == [0, 0]
+
+
+def test_a_setting_that_one_row_has_by_itself_does_not_part_it_from_the_other(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path
+) -> None:
+    def page() -> str:
+        return build_page(papers, load_results(papers, settings.results), tmp_path)
+
+    jobs = jobs_of(papers, "smith/1-plain", "smith/2-mean", seeds=2)
+    run_jobs(jobs, replace(settings, sets=("model.pooling=mean",)), Listener())
+    assert "| tiny | 2 of 4 | 4 | 1 | 0 | 1 | 0 |" in page(), "compared: they are the same then"
+    assert "All of them: whole runs, `model.pooling=mean`." in page()
+    means = [job for job in jobs if job.row.name == "2-mean"]
+    run_jobs(means, settings, Listener())
+    assert "| tiny | 2 of 4 | 4 | 1 | 0 | 1 | 0 |" in page(), "without it that row is the same"
+    run_jobs(means, replace(settings, sets=("optimizer.lr=1e-4",)), Listener())
+    assert "| tiny | 2 of 4 | 4 | 0 | 0 | 0 | 2 |" in page()
+
+
+def test_a_file_beside_the_results_is_no_result(papers: dict[str, Paper], settings: Settings) -> None:
+    (job,) = jobs_of(papers, "smith/1-plain")
+    run_jobs([job], settings, Listener())
+    shutil.copy(job.result(settings), job.result(settings).with_name("seed1-old.json"))
+    assert [*load_results(papers, settings.results)["tiny"]["smith/1-plain"].by_seed] == [1]
+
+
 def test_a_task_that_only_one_row_has_is_one_thing_that_differs(recipes: Path, tmp_path: Path) -> None:
     more = '[tasks.quora]\ntrain = "pairs.tsv"\ndev = "pairs.tsv"\n'
     (recipes / "smith" / "4-more.toml").write_text(f'base = "common.toml"\n[paper]\nrow = "More"\n{more}')
@@ -1205,7 +1349,7 @@ def test_the_papers_scores_lie_above_ours_and_those_of_older_recipes_are_marked(
     sst, picture = draw()
     assert len(re.findall(f'<use [^>]*"fill: {OURS}', sst)) == 2
     assert len(re.findall(f'<use [^>]*"fill: #ffffff; stroke: {OURS}', sst)) == 1
-    assert ">ours<" in picture and ">ours, of an older recipe<" in picture
+    assert ">ours<" in picture and ">ours, of an older recipe or head<" in picture
 
 
 def test_saving_rules_and_word_overlap_are_drawn(tmp_path: Path, settings: Settings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
@@ -217,7 +218,7 @@ def test_a_stage_without_pairs_has_no_vectors_to_tell_of(tiny_encoder: Path, sma
     stages = [{"name": "single", "tasks": {"sst": files("sentiment")}, "training": STAGE_TRAINING}]
     recipe = small_recipe(tiny_encoder, "sst", stages=stages, training=MAIN_TRAINING)
     results = train(recipe, out=tmp_path / "run", data=small_data, device="cpu").results
-    assert set(results["stages"]["single"]) == {"overall", "dev", "steps", "rows", "seconds"}
+    assert set(results["stages"]["single"]) == {"overall", "dev", "steps", "rows", "seconds", "data"}
 
 
 def encoder_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -405,6 +406,19 @@ def test_resuming_a_finished_run_trains_nothing(tiny_encoder: Path, small_data: 
     assert listener.steps == []
     assert listener.parts == [("small", 3, 3)]
     assert left_behind(run) == before
+
+
+def test_resume_refuses_a_stage_that_is_done_with_other_files(
+    tiny_encoder: Path, small_data: Path, tmp_path: Path
+) -> None:
+    recipe, run = staged_recipe(tiny_encoder), tmp_path / "run"
+    data = Path(shutil.copytree(small_data, tmp_path / "data"))
+    with pytest.raises(Stopped):
+        train(recipe, out=run, data=data, device="cpu", watcher=Listener(at_part="sts"))
+    path = data / "paraphrase-dev.tsv"  # of the first stage
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(MinbertError, match=r"stages/1-pairs: paraphrase-dev\.tsv is another file than when the stage"):
+        train(recipe, out=run, data=data, device="cpu", resume=True)
 
 
 def test_resume_refuses_other_stages(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ class ReproductionWatcher:
         values = {name: found["metrics"][found["metric"]]["value"] for name, found in results["dev"].items()}
         scores = "  ".join(f"{name} {number(value)}" for name, value in values.items())
         minutes = f"{results['seconds'] / 60:.1f} min"
-        self.console.print(f"{job.row.key} seed {job.seed}: {scores}  ({minutes})", highlight=False)
+        self.console.print(f"{job.row.key} seed {job.seed}: {scores}  ({minutes})", highlight=False, soft_wrap=True)
 
     def failed(self, job: Any, why: str) -> None:
         self.console.print(

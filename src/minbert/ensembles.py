@@ -199,7 +199,9 @@ def _train_member(
 ) -> Mapping[str, Any]:
     if resume and (folder / "results.json").exists():  # the last that a run writes
         check_run(folder, recipe, resume=True, overwrite=False)
-        return read_results(folder)
+        results = read_results(folder)
+        if all((folder / snapshot["folder"]).exists() for snapshot in results["snapshots"]):
+            return results
     return train(recipe, out=folder, data=data, device=device, resume=resume, watcher=watcher).results
 
 

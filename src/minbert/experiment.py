@@ -19,7 +19,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from minbert.atomic import write_text
 from minbert.config import Recipe, data_folder
 from minbert.data.cache import TokenCache
 from minbert.data.tokenizer import Tokenizer
@@ -40,12 +39,22 @@ from minbert.preparing import (
     Preparing,
     changed_files,
     check_same_files,
+    check_still_there,
     dev_sample_of,
     prepare,
     train_sample_of,
 )
 from minbert.recipe_checks import idle_settings
-from minbert.recipes import as_recipe, begins, differences, read_recipe, to_toml
+from minbert.recipes import (
+    STARTED,
+    STARTED_REVISIONS,
+    as_recipe,
+    begins,
+    read_recipe,
+    stage_folder,
+    started_otherwise,
+    write_started,
+)
 from minbert.training.trainer import Silent, Trainer, Watcher
 
 
@@ -118,6 +127,8 @@ def train(
     if resume:
         for path, found in prepared.items():
             check_same_files(path, found)
+        for path, stage in zip(done, recipe.stages, strict=False):
+            check_still_there(path, stage, data_folder(recipe, data))
     with held(folder):
         open_run(folder, recipe, prepared[folder], overwrite=overwrite and not resume)
         for message in (*idle_settings(recipe), *_untrained_pooler(made[1])):
@@ -133,11 +144,6 @@ def train(
             done.append(path)
             _forget_checkpoints(done, folder)
     return Run(folder, results)
-
-
-def stage_folder(run: Path, number: int, stage: Recipe) -> Path:
-    """Where a run keeps its stage of this number, counted from 1."""
-    return run / "stages" / f"{number}-{stage.name}"
 
 
 def _is_finished(folder: Path) -> bool:
@@ -179,7 +185,15 @@ def _stages_before(folder: Path, recipe: Recipe) -> dict[str, Any]:
     found = {}
     for number, stage in enumerate(recipe.stages, start=1):
         results = read_results(stage_folder(folder, number, stage))
-        kept = ("overall", "dev", "steps", "rows", "seconds", *(("geometry",) if results.get("geometry") else ()))
+        kept = (
+            "overall",
+            "dev",
+            "steps",
+            "rows",
+            "seconds",
+            "data",
+            *(("geometry",) if results.get("geometry") else ()),
+        )
         found[stage.name] = {key: results[key] for key in kept}
     return found
 
@@ -269,13 +283,10 @@ def masked_layers(recipe: Recipe) -> dict[str, str]:
 
 def check_run(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
     """May this run write into the folder?"""
-    path = folder / "recipe.toml"
-    if not path.exists():
+    if not (folder / STARTED).exists():
         return
     if resume:
-        before = read_recipe(path)
-        changed = differences(recipe, before)
-        if changed and not begins(before, recipe):
+        if changed := started_otherwise(folder, recipe):
             raise MinbertError(f"{shown(folder)} was started with another recipe: {'; '.join(changed)}")
     elif not overwrite:
         raise MinbertError(f"{shown(folder)} holds a run already; --resume goes on with it, --out names another folder")
@@ -291,16 +302,16 @@ def open_run(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: boo
 
 def _open(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "recipe.toml"
+    path = folder / STARTED
     if overwrite:
         for name in ("checkpoints", "model", "models", "predictions", "tensorboard", "stages"):
             shutil.rmtree(folder / name, ignore_errors=True)
         for member in (folder / "runs").glob("*/recipe.toml"):
             if member.parent.name.isdigit():  # an ensemble's, by seed
                 shutil.rmtree(member.parent, ignore_errors=True)
-        for name in ("results.json", "metrics.jsonl", "data.json"):
+        for name in ("results.json", "metrics.jsonl", "data.json", STARTED_REVISIONS):
             (folder / name).unlink(missing_ok=True)
     elif path.exists() and begins(read_recipe(path), recipe):
         (folder / "results.json").unlink(missing_ok=True)  # of fewer epochs
-    write_text(path, to_toml(recipe))
+    write_started(folder, recipe)
     write_json(folder / "data.json", prepared.notes())

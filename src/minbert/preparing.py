@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,7 +20,7 @@ from minbert.data.negatives import Nearest
 from minbert.data.raw import Examples, fingerprint, read_split, resolve
 from minbert.data.rows import fingerprint_of, training_rows
 from minbert.data.tokenizer import Tokenizer
-from minbert.errors import MinbertError
+from minbert.errors import MinbertError, shown
 from minbert.recipe_checks import lender
 from minbert.tasks import Task
 
@@ -133,6 +134,31 @@ def files_of(
     return found
 
 
+def other_files(notes: Mapping[str, Any], recipe: Recipe, folder: Path) -> list[str]:
+    """Which of the files that a recipe reads are not those of the notes. Files that are not there cannot be asked."""
+    try:
+        files = files_of(recipe, folder)
+    except MinbertError:
+        return []
+    found = []
+    for (split, task), paths in files.items():
+        read = notes.get(split, {}).get(task, {}).get("files", {})
+        digests = {Path(name).name: digest for name, digest in read.items()}  # of results wherever the files lay
+        found += [f"{path.name} is another file" for path in paths if digests.get(path.name) != _digest(path)]
+    return list(dict.fromkeys(found))
+
+
+def _digest(path: Path) -> str:
+    """Of the same files, asked again and again, once, unless they are written again."""
+    status = path.stat()
+    return _digest_then(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=64)
+def _digest_then(path: Path, _changed: int, _size: int) -> str:
+    return fingerprint(path)
+
+
 def pooling_weights(recipe: Recipe, task: Task) -> Mapping[str, float] | None:
     """By part of speech, where the task pools with them."""
     return recipe.model.pooling_weights if (task.pooling or recipe.model.pooling) == "weighted" else None
@@ -154,12 +180,17 @@ def _drawn(splits: Mapping[str, Inputs], size: int, rng: np.random.Generator) ->
     return {name: inputs.take(np.sort(rng.permutation(len(inputs))[:size])) for name, inputs in splits.items()}
 
 
+def read_notes(folder: Path) -> dict[str, Any]:
+    """What a run has read, from its data.json; nothing where there is none."""
+    path = folder / "data.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
 def check_same_files(folder: Path, prepared: Prepared) -> None:
     """data.json remembers what was read; a run goes on only with the same bytes."""
-    path = folder / "data.json"
-    if not path.exists():
+    before = read_notes(folder)
+    if not before:
         return
-    before = json.loads(path.read_text(encoding="utf-8"))
     for split, tasks in prepared.notes().items():
         for task, note in tasks.items():
             if list(note["files"].values()) != list(before[split][task]["files"].values()):
@@ -169,6 +200,13 @@ def check_same_files(folder: Path, prepared: Prepared) -> None:
                     f"{task}, {split}: the rows drawn ({', '.join(note.get('added', {}))}) are others than those the run "
                     "was started with; expected the same encoder, on the same device"
                 )
+
+
+def check_still_there(folder: Path, recipe: Recipe, data: Path) -> None:
+    """What a stage that is done has read is what it would read now."""
+    notes = read_notes(folder)
+    if notes and (changed := other_files(notes, recipe, data)):
+        raise MinbertError(f"{shown(folder)}: {', '.join(changed)} than when the stage was trained")
 
 
 def changed_files(prepared: Prepared) -> list[str]:

@@ -98,10 +98,12 @@ def check_recipe(recipe: Recipe, where: str) -> None:
             f'{where}: training.gradients is "{training.gradients}", with {found}; '
             f"expected several tasks in a step: two tasks or more, and sampler.kind {several}"
         )
-    if recipe.optimizer.restart and (sampler.kind != "sequential" or recipe.optimizer.schedule == "constant"):
+    steady = recipe.optimizer.schedule == "constant" and not recipe.optimizer.warmup
+    if recipe.optimizer.restart and (sampler.kind != "sequential" or steady):
+        found = "a rate that never changes" if steady else f'sampler.kind "{sampler.kind}"'
         raise MinbertError(
-            f'{where}: optimizer.restart with sampler.kind "{sampler.kind}" and schedule "{recipe.optimizer.schedule}"; '
-            'expected tasks that have their turns, "sequential", and a rate that falls'
+            f'{where}: optimizer.restart with {found}; expected tasks that have their turns, "sequential", and a rate '
+            "that rises or falls"
         )
     _check_contrastive(recipe, where)
     for key, (low, high) in LIMITS.items():

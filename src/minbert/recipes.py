@@ -8,12 +8,14 @@ A recipe file holds only what differs from the defaults in `config.py`.
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
+from minbert.atomic import write_text
 from minbert.config import ModelConfig, PaperConfig, Recipe
 from minbert.errors import MinbertError, shown, suggest
 from minbert.recipe_checks import check_recipe
@@ -23,6 +25,9 @@ from minbert.toml_tables import build, flat, read_toml, toml_key, toml_value
 
 LOOK_AHEAD = ("sequential", "annealed")  # samplers whose first epochs are others when more are to come
 STAGE_KEYS = ("name", "about", "tasks", "model", "sampler", "optimizer", "training")
+
+STARTED, STARTED_REVISIONS = "recipe.toml", "revisions.json"
+"""Files of a run's folder."""
 
 
 def read_recipe(path: str | Path, *, sets: Iterable[str] = (), seed: int | None = None) -> Recipe:
@@ -207,6 +212,36 @@ def revisions(*parts: Built) -> dict[str, int]:
     used = {task.head for part in parts for task in part.tasks}
     used |= {"common layer" for part in parts if part.model.common_layer}
     return {name: number for name, number in REVISIONS.items() if name in used}
+
+
+def revised(recipe: Recipe, known: Mapping[str, int]) -> list[str]:
+    """What a recipe is built of, its stages too, that is another than when `known` were the revisions."""
+    now = revisions(recipe, *recipe.stages).items()
+    before = {name: known.get(name, 1) for name, _ in now}
+    return [f"{name}: revision {number}, was {before[name]}" for name, number in now if before[name] != number]
+
+
+def stage_folder(run: Path, number: int, stage: Recipe) -> Path:
+    """Where a run keeps its stage of this number, counted from 1."""
+    return run / "stages" / f"{number}-{stage.name}"
+
+
+def write_started(folder: Path, recipe: Recipe) -> None:
+    """What a run is started with, resolved: recipe.toml, and beside it the revisions of its parts if there are any."""
+    parts = revisions(recipe, *recipe.stages)
+    if parts:
+        write_text(folder / STARTED_REVISIONS, json.dumps(parts) + "\n")
+    write_text(folder / STARTED, to_toml(recipe))
+
+
+def started_otherwise(folder: Path, recipe: Recipe) -> list[str]:
+    """In what the run in a folder is not one of this recipe. One of fewer epochs that can go on is one."""
+    before = read_recipe(folder / STARTED)
+    try:
+        known = dict(json.loads((folder / STARTED_REVISIONS).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        known = {}
+    return ([] if begins(before, recipe) else differences(recipe, before)) + revised(recipe, known)
 
 
 def begins(before: Recipe, recipe: Recipe) -> bool:

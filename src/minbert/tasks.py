@@ -208,8 +208,8 @@ HEADS = {
 }
 
 REVISIONS = {"ph": 2, "dph": 2, "dpha": 2, "common layer": 2}
-"""Parts of a model that compute or begin otherwise than they once did, counted from 1. What has an earlier one is not what
-the same recipe makes now: such a result is not compared, such a model not loaded."""
+"""Parts of a model that compute or begin otherwise than they once did, counted from 1. A run with an earlier one is not what
+the same recipe makes now: it is not gone on with, and its result is not compared."""
 
 COSINES = ("cosine", "projected-cosine", "cosine-1d", "simcse")
 

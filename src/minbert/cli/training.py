@@ -30,6 +30,8 @@ from minbert.console import (
 )
 from minbert.errors import MinbertError, shown
 
+RESULTS, PAGE = Path("results/reproduction"), Path("docs/reproduction.md")
+
 
 @app.command(rich_help_panel="Training and scoring", epilog="Example: [bold]minbert quickstart[/]")
 def quickstart(
@@ -239,13 +241,15 @@ def reproduce(
     ] = False,
     only_page: Annotated[bool, typer.Option("--only-page", help="Run nothing, write the page anew.")] = False,
     recipes: Annotated[Path, typer.Option(help="Folder of the papers' recipes.")] = Path("recipes"),
-    results: Annotated[Path, typer.Option(help="Folder for one JSON a run.")] = Path("results/reproduction"),
+    results: Annotated[Path, typer.Option(help="Folder for one JSON a run.")] = RESULTS,
     runs: Annotated[Path, typer.Option(help="Folder for the runs themselves.")] = Path("runs/reproduction"),
-    page: Annotated[Path, typer.Option(help="The page.")] = Path("docs/reproduction.md"),
+    page: Annotated[
+        Path | None, typer.Option(help=f"The page; default {PAGE}, of other --results reproduction.md there.")
+    ] = None,
 ) -> None:
     """Run the rows of the papers that are missing, and write the page with their numbers and ours."""
     from minbert.reproduction.figures import draw_all
-    from minbert.reproduction.jobs import Settings, check_ready, made_otherwise, plan_jobs
+    from minbert.reproduction.jobs import Settings, check_ready, plan_jobs
     from minbert.reproduction.page import write_page
     from minbert.reproduction.recipes import choose_rows, find_papers
     from minbert.reproduction.runs import Outcome, run_jobs
@@ -275,25 +279,24 @@ def reproduce(
         check_ready(planned, settings)
         with asked_to_end(), ReproductionWatcher() as watcher:
             outcome = run_jobs(planned, settings, watcher)
-        before = [
-            job for job in planned if job not in {*outcome.done, *outcome.failed, *outcome.stopped, *outcome.left}
-        ]
         out.print(
-            f"{len(before)} were there, {len(outcome.done)} run, {len(outcome.failed)} failed, "
+            f"{len(outcome.there)} were there, {len(outcome.done)} run, {len(outcome.failed)} failed, "
             f"{len(outcome.stopped)} stopped on the way, {len(outcome.left)} not begun",
             highlight=False,
         )
         if outcome.stopped or outcome.left:
             out.print("the same command goes on where this one ended")
-        if others := {job: why for job in before if (why := made_otherwise(job, settings))}:
-            job, why = next(iter(others.items()))
+        others = [job for job, why in outcome.there.items() if why]
+        if others:
+            why = "; ".join(outcome.there[others[0]][:3])
             out.print(
-                f"of those there {len(others)} were made otherwise and stay, such as {shown(job.result(settings))} "
-                f"({'; '.join(why[:3])}): --replace makes them anew, --results FOLDER keeps both",
+                f"of those there {len(others)} were made otherwise and stay, such as "
+                f"{shown(others[0].result(settings))} ({why}): --replace makes them anew, --results FOLDER keeps both",
                 highlight=False,
                 soft_wrap=True,
             )
-    write_page(papers, results, page, draw=draw_all)
-    out.print(f"written: {shown(page)}", highlight=False, soft_wrap=True)
+    place = page or (PAGE if results == RESULTS else results / PAGE.name)
+    write_page(papers, results, place, draw=draw_all)
+    out.print(f"written: {shown(place)}", highlight=False, soft_wrap=True)
     if outcome.failed or outcome.interrupted:
         raise typer.Exit(130 if outcome.interrupted else 1)

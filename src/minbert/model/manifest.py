@@ -18,7 +18,7 @@ from minbert.config import ModelConfig
 from minbert.errors import MinbertError, shown
 from minbert.model.answers import Decision
 from minbert.recipes import parse_recipe, revisions
-from minbert.tasks import Task
+from minbert.tasks import REVISIONS, Task
 
 if TYPE_CHECKING:
     from minbert.model.encoder import Pooling
@@ -67,7 +67,21 @@ def read_manifest(folder: Path) -> Manifest:
         raise MinbertError(f"{shown(path)}: no such file{hint}; expected a model folder, such as RUN/model") from None
     except (ValueError, OSError) as error:
         raise MinbertError(f"{shown(path)}: not readable JSON ({error})") from None
-    return from_plain(raw, path)
+    manifest = from_plain(raw, path)
+    _check_revisions(manifest, raw.get("revisions", {}), path)
+    return manifest
+
+
+def _check_revisions(manifest: Manifest, known: Mapping[str, int], path: Path) -> None:
+    """A common layer that is first in each branch is before the difference of two orders; once it was behind it. Exports
+    compute as they did when they were written, whatever we do now."""
+    shared = manifest.model.common_tasks or [task.name for task in manifest.tasks]
+    heads = {task.head for task in manifest.tasks if manifest.model.common_layer and task.name in shared}
+    if heads & {"dph", "dpha"} and known.get("common layer", 1) < REVISIONS["common layer"]:
+        raise MinbertError(
+            f"{shown(path)}: a common layer behind {' and '.join(sorted(heads & {'dph', 'dpha'}))}, as an earlier minbert "
+            "had it; expected it before: minbert train RECIPE makes a new model"
+        )
 
 
 def from_plain(raw: Any, path: Path) -> Manifest:
@@ -81,12 +95,6 @@ def from_plain(raw: Any, path: Path) -> Manifest:
         raise MinbertError(f"{shown(path)}: format {version!r}; this minbert reads format {FORMAT}: {hint}")
     try:
         recipe = parse_recipe({"tasks": raw["tasks"], "model": raw["model"]}, shown(path))
-        for name, number in revisions(recipe).items():
-            if (found := raw.get("revisions", {}).get(name, 1)) != number:
-                raise MinbertError(
-                    f"{shown(path)}: {name} of revision {found}, which computed otherwise; this minbert has revision "
-                    f"{number}: minbert train RECIPE makes a new model"
-                )
         decisions = {name: Decision(**decision) for name, decision in raw["decisions"].items()}
         members = tuple(_within(name, path) for name in raw.get("members", ()))
         return Manifest(

@@ -45,8 +45,11 @@ def _changed(paper: Paper, finding: Finding) -> list[str]:
 
 
 def _cut(paper: Paper, finding: Finding, found: Mapping[str, Found]) -> str:
-    """Why two rows cannot be compared though both were run."""
-    shares = (f"{found[f'{paper.name}/{row}'].share:.0%} of `{row}`" for row in (finding.better, finding.worse))
+    """Why two rows cannot be compared though both were run: what the cap left with the seed that it left least of."""
+    rows = (finding.better, finding.worse)
+    better, worse = (found[f"{paper.name}/{row}"].shares for row in rows)
+    seed = min(set(better) & set(worse), key=lambda seed: min(better[seed], worse[seed]))
+    shares = (f"{shares[seed]:.0%} of `{row}`" for shares, row in zip((better, worse), rows, strict=True))
     return f": the cap left {' and '.join(shares)}"
 
 

@@ -145,7 +145,7 @@ def _scores(paper: Paper, rows: Mapping[str, Found]) -> Callable[[Any], None]:
                     edge = {"markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3}
                     axes.plot(theirs, spot, "D", color=THEIRS, markersize=5, label="paper", **edge)
                 if ours:
-                    label, inside = ("ours", OURS) if one.is_current else ("ours, of an older recipe", "white")
+                    label, inside = ("ours", OURS) if one.is_current else ("ours, of an older recipe or head", "white")
                     axes.plot([min(ours), max(ours)], [spot, spot], color=OURS, linewidth=1)
                     middle = statistics.fmean(ours)
                     axes.plot(middle, spot, "o", color=OURS, markerfacecolor=inside, markersize=7, label=label)

@@ -19,7 +19,7 @@ from minbert.encoders import UNTRAINED_POOLER
 from minbert.errors import MinbertError, shown
 from minbert.recipes import read_recipe
 from minbert.reproduction.findings import Verdict, judge, scores_of
-from minbert.reproduction.jobs import ASIDE, Job, Settings, changes_since, key_of, longest_part, was_cut
+from minbert.reproduction.jobs import ASIDE, Job, Settings, changes_since, key_of, longest_part, task_of, was_cut
 from minbert.reproduction.recipes import LABELS, MEAN, Finding, Paper, Row
 
 
@@ -45,33 +45,45 @@ class Found:
         return sum(bool(counts.max() >= ALMOST_ALWAYS * counts.sum() > 0) for counts in answers)
 
     @cached_property
-    def share(self) -> float:
+    def shares(self) -> dict[int, float]:
         """Of the steps of a whole run, how many the cap left; 1: all."""
-        return min(one.get("planned_steps", 1) / one.get("whole_steps", 1) for one in self.by_seed.values())
+        return {seed: one.get("planned_steps", 1) / one.get("whole_steps", 1) for seed, one in self.by_seed.items()}
 
     @cached_property
     def sets(self) -> set[tuple[str, ...]]:
-        """What was changed on the command line."""
-        return {self._told(one) for one in self.by_seed.values()}
-
-    def _told(self, result: Mapping[str, Any]) -> tuple[str, ...]:
-        """What was changed for a run, but for what changes no score on dev and what the recipe now says itself."""
+        """What was changed on the command line, but for what changes no score on dev."""
         aside = {f"training.{name}" for name in ASIDE}
-        return tuple(one for one in result["reproduction"]["set"] if key_of(one) not in aside and self._changes(one))
+        given = [one["reproduction"]["set"] for one in self.by_seed.values()]
+        return {tuple(setting for setting in one if key_of(setting) not in aside) for one in given}
 
-    def _changes(self, setting: str) -> bool:
+    def is_changed_by(self, setting: str) -> bool:
+        """Is the row's recipe another with it?"""
         try:
-            return read_recipe(self.row.path, sets=[setting]) != read_recipe(self.row.path)
+            recipe = read_recipe(self.row.path)
+            known = {None, *(task.name for task in recipe.tasks)}
+            return task_of(setting) in known and read_recipe(self.row.path, sets=[setting]) != recipe
         except MinbertError:  # of a version whose recipes said other things
             return True
+
+    @cached_property
+    def files(self) -> dict[str, set[str]]:
+        """By name, what was in the files that were read; more than one content if not the same for all seeds."""
+        found: dict[str, set[str]] = {}
+        for one in self.by_seed.values():
+            for notes in (one.get("data", {}), *(stage.get("data", {}) for stage in one.get("stages", {}).values())):
+                for note in (note for tasks in notes.values() for note in tasks.values()):
+                    for name, digest in note.get("files", {}).items():
+                        found.setdefault(name, set()).add(digest)
+        return found
 
     @cached_property
     def caps(self) -> set[int]:
         """Of the runs that a cap shortened; none where all were whole."""
         return {one["reproduction"]["steps_cap"] for one in self.by_seed.values() if was_cut(one)}
 
-    def conditions(self, caps: set[int]) -> set[str]:
-        """What was changed, in words, in a table of such caps: a run that is within the only one needs no words of its own."""
+    def conditions(self, caps: set[int], idle: set[str]) -> set[str]:
+        """What was changed, in words, in a table of such caps: a run that is within the only one needs no words of its own.
+        Nor do settings that change none of the table's rows."""
         found = set()
         for one in self.by_seed.values():
             cap = 0
@@ -80,8 +92,14 @@ class Found:
             elif len(caps) == 1 and longest_part(one) <= max(caps):
                 cap = max(caps)
             steps = f"at most {cap:,} steps a run" if cap else "whole runs"
-            found.add(steps + "".join(f", `{setting}`" for setting in self._told(one)))
+            told = [setting for setting in one["reproduction"]["set"] if setting in self.settings - idle]
+            found.add(steps + "".join(f", `{setting}`" for setting in told))
         return found
+
+    @cached_property
+    def settings(self) -> set[str]:
+        """All of `sets`."""
+        return {setting for one in self.sets for setting in one}
 
     @cached_property
     def is_current(self) -> bool:
@@ -112,8 +130,8 @@ def load_results(papers: Mapping[str, Paper], folder: Path) -> Results:
     for place in sorted(folder.iterdir()) if folder.is_dir() else []:
         rows: dict[str, Found] = {}
         for row in (row for paper in papers.values() for row in paper.rows.values()):
-            paths = sorted((place / row.paper / row.name).glob("seed*.json"))
-            by_seed = {int(path.stem.removeprefix("seed")): _read(path) for path in paths}
+            paths = {path.stem.removeprefix("seed"): path for path in (place / row.paper / row.name).glob("seed*.json")}
+            by_seed = {int(seed): _read(path) for seed, path in paths.items() if seed.isdecimal()}
             if by_seed:
                 rows[row.key] = Found(row, place.name, dict(sorted(by_seed.items())))
         if rows:
@@ -148,9 +166,18 @@ def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
 
 
 def _alike(one: Found, other: Found) -> bool:
-    """Were they run with the same settings, as their recipes are now? What older ones came to decides nothing."""
-    same = len(one.sets | other.sets) == 1 and len(one.caps | other.caps) <= 1
-    return same and one.is_current and other.is_current
+    """Were they run with the same settings and files, as their recipes are now? What older ones came to decides nothing."""
+    if not (one.is_current and other.is_current) or len(one.caps | other.caps) > 1:
+        return False
+    if any(len(one.files.get(name, set()) | other.files.get(name, set())) > 1 for name in {*one.files, *other.files}):
+        return False
+    every = one.settings | other.settings
+    return not any(
+        found.is_changed_by(setting)
+        for found in (one, other)
+        for own in found.sets
+        for setting in every.difference(own)
+    )
 
 
 def _lacks_pooler(finding: Finding, found: Found) -> bool:
@@ -158,9 +185,9 @@ def _lacks_pooler(finding: Finding, found: Found) -> bool:
 
 
 def _is_even(one: Found, other: Found) -> bool:
-    """Did a cap leave about the same part of both?"""
-    least, most = sorted((one.share, other.share))
-    return most <= UNEVEN * least
+    """Did a cap leave about the same part of both, with each seed?"""
+    pairs = [sorted((share, other.shares[seed])) for seed, share in one.shares.items() if seed in other.shares]
+    return all(most <= UNEVEN * least for least, most in pairs)
 
 
 def gains(row: Found, base: Found | None) -> list[float]:

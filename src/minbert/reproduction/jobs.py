@@ -2,7 +2,7 @@
 
     jobs = plan_jobs(papers, rows, seeds=3)
     check_ready(jobs, settings)
-    is_done(jobs[0], settings)
+    made_otherwise(jobs[0], settings)       # None without a result, [] for one of this very run
 
 A run counts as done if its result is there and was made by the very recipe that would be run now, from the very files, also
 where a best row's result is older than the error analysis beside it and has none. A result that was made otherwise may have
@@ -17,16 +17,14 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from minbert.config import Recipe, TrainingConfig, data_folder
-from minbert.data.raw import fingerprint
 from minbert.encoders import find_encoder, last_part
 from minbert.errors import MinbertError, shown, suggest
-from minbert.preparing import files_of, pooling_weights
-from minbert.recipes import begins, differences, parse_recipe, read_recipe, revisions
+from minbert.preparing import files_of, other_files, pooling_weights, read_notes
+from minbert.recipes import begins, differences, parse_recipe, read_recipe, revised, stage_folder, started_otherwise
 from minbert.reproduction.recipes import Paper, Row
 
 ASIDE = {name: getattr(TrainingConfig(), name) for name in ("train_sample", "checkpoint_every", "keep", "log_every")}
@@ -82,7 +80,7 @@ class Job:
     def sets(self, settings: Settings) -> list[str]:
         """The settings that are for this row: one of a task that it does not have would give it that task."""
         names = {task.name for task in read_recipe(self.row.path).tasks}
-        return [setting for setting in settings.sets if _task_of(setting) in (None, *names)]
+        return [setting for setting in settings.sets if task_of(setting) in (None, *names)]
 
     def changes(self, settings: Settings) -> list[str]:
         """What the command line changes in the recipe, the encoder and the cap among it."""
@@ -107,7 +105,7 @@ def key_of(setting: str) -> str:
     return setting.partition("=")[0].strip()
 
 
-def _task_of(setting: str) -> str | None:
+def task_of(setting: str) -> str | None:
     """The task that `--set tasks.sst.weight=2` is about."""
     table, *names = key_of(setting).split(".")
     if table != "tasks":
@@ -127,7 +125,7 @@ def check_sets(rows: Iterable[Row], sets: Sequence[str]) -> None:
         if option := OPTIONS.get(key_of(setting)):
             raise MinbertError(f"--set {setting}: expected {option} instead, which is recorded with each result")
     named = {task.name for row in rows for task in read_recipe(row.path).tasks}
-    for setting, task in ((setting, _task_of(setting)) for setting in sets):
+    for setting, task in ((setting, task_of(setting)) for setting in sets):
         if task is not None and task not in named:
             raise MinbertError(
                 f"--set {setting}: none of these rows has a task {task}{suggest(task, named)}; "
@@ -150,7 +148,7 @@ def check_ready(jobs: Sequence[Job], settings: Settings) -> None:
     from minbert.model.pretrained import load_folder
 
     check_sets((job.row for job in jobs), settings.sets)
-    missing = [job for job in jobs if is_missing(job, settings)]
+    missing, _ = sort_out(jobs, settings)
     recipes = [job.recipe(settings) for job in missing]
     if recipes:
         choose_device(settings.device)
@@ -163,8 +161,34 @@ def check_ready(jobs: Sequence[Job], settings: Settings) -> None:
             files_of(part, data_folder(recipe, settings.data))
             if any(pooling_weights(part, task) for task in part.tasks):
                 tagger()
+    for job in missing if not settings.replace else ():
+        if _is_half_done(folder := job.folder(settings)) and (why := begun_otherwise(job, settings)):
+            raise MinbertError(
+                f"{shown(folder)}: half done, and begun otherwise ({'; '.join(why[:3])}); "
+                "expected --replace to begin anew, or another folder with --runs"
+            )
     for folder in (settings.runs, settings.results) if recipes else ():
         check_writable(folder)
+
+
+def _is_half_done(folder: Path) -> bool:
+    """Would a run that begins anew there lose what another has trained?"""
+    return any((folder / "checkpoints").glob("step-*"))
+
+
+def begun_otherwise(job: Job, settings: Settings) -> list[str] | None:
+    """In what the run that was begun in a job's folder is not the one that would be; None where there is none."""
+    folder, recipe = job.folder(settings), job.recipe(settings)
+    try:
+        found = started_otherwise(folder, recipe)
+    except MinbertError:
+        return None
+    parts = {folder: recipe}
+    parts |= {stage_folder(folder, number, stage): stage for number, stage in enumerate(recipe.stages, start=1)}
+    for place, part in parts.items():
+        if notes := read_notes(place):
+            found += other_files(notes, part, data_folder(recipe, settings.data))
+    return found
 
 
 def check_writable(folder: Path) -> None:
@@ -180,15 +204,11 @@ def check_writable(folder: Path) -> None:
         ) from None
 
 
-def is_missing(job: Job, settings: Settings) -> bool:
-    """Is it to be run: is there no result, or one that was made otherwise and may be replaced?"""
-    why = made_otherwise(job, settings)
-    return why is None or (bool(why) and settings.replace)
-
-
-def is_done(job: Job, settings: Settings) -> bool:
-    """Is there a result of this very recipe and these very files?"""
-    return made_otherwise(job, settings) == []
+def sort_out(jobs: Iterable[Job], settings: Settings) -> tuple[list[Job], dict[Job, list[str]]]:
+    """What is to be run; and what has a result that stays, each with what was different about its run."""
+    found = {job: made_otherwise(job, settings) for job in jobs}
+    there = {job: why for job, why in found.items() if why is not None and not (why and settings.replace)}
+    return [job for job in found if job not in there], there
 
 
 def made_otherwise(job: Job, settings: Settings) -> list[str] | None:
@@ -204,26 +224,12 @@ def unlike(results: Mapping[str, Any], job: Job, settings: Settings) -> list[str
     """What is different about a run that would be made now: its recipe, or the content of its files. Files that are not
     there cannot be asked."""
     recipe = job.recipe(settings)
-    found = changes_since(results, recipe, settings)
-    try:
-        files = files_of(recipe, data_folder(recipe, settings.data))
-    except MinbertError:
-        return found
-    for (split, task), paths in files.items():
-        read = results.get("data", {}).get(split, {}).get(task, {}).get("files", {})
-        found += [f"{path.name} is another file" for path in paths if read.get(path.name) != _digest(path)]
+    folder = data_folder(recipe, settings.data)
+    found = changes_since(results, recipe, settings) + other_files(results.get("data", {}), recipe, folder)
+    for stage in recipe.stages:  # older results say nothing of what their stages read
+        notes = results.get("stages", {}).get(stage.name, {}).get("data")
+        found += other_files(notes, stage, folder) if notes else []
     return list(dict.fromkeys(found))
-
-
-def _digest(path: Path) -> str:
-    """Of many rows' same files once, unless they are written again."""
-    status = path.stat()
-    return _digest_then(path, status.st_mtime_ns, status.st_size)
-
-
-@lru_cache(maxsize=64)
-def _digest_then(path: Path, _changed: int, _size: int) -> str:
-    return fingerprint(path)
 
 
 def changes_since(results: Mapping[str, Any], recipe: Recipe, settings: Settings) -> list[str]:
@@ -237,12 +243,7 @@ def changes_since(results: Mapping[str, Any], recipe: Recipe, settings: Settings
     same: dict[str, Any] = dict(ASIDE)
     if not was_cut(results) and (not settings.steps_cap or longest_part(results) <= settings.steps_cap):
         same["max_steps"] = 0
-    known = results.get("revisions", {})
-    parts = [
-        f"the {name} is another since"
-        for name, number in revisions(now, *now.stages).items()
-        if known.get(name, 1) != number
-    ]
+    parts = revised(now, results.get("revisions", {}))
     return differences(_trained_with(now, **same), _trained_with(before, **same)) + parts
 
 

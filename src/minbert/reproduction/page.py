@@ -177,13 +177,15 @@ def _of(paper: Paper, found: Mapping[str, Found]) -> dict[str, Found]:
 def _conditions(encoder: str, found: Mapping[str, Found]) -> list[str]:
     """Under which conditions, on which data and machine the rows were run."""
     caps = {cap for row in found.values() for cap in row.caps}
-    named = Counter(condition for row in found.values() for condition in row.conditions(caps))
+    settings = {setting for row in found.values() for setting in row.settings}
+    idle = {setting for setting in settings if not any(row.is_changed_by(setting) for row in found.values())}
+    named = Counter(condition for row in found.values() for condition in row.conditions(caps, idle))
     lines = []
     if len(named) == 1:
         lines.append(f"All of them: {next(iter(named))}.")
     else:
         for condition in named:
-            rows = ", ".join(f"`{one.row.name}`" for one in found.values() if condition in one.conditions(caps))
+            rows = ", ".join(f"`{one.row.name}`" for one in found.values() if condition in one.conditions(caps, idle))
             lines.append(f"- {condition}: {rows}")
     if caps:
         lines.append("A longer run was thinned evenly to the cap, so that each epoch and each task keeps its share.")

@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from minbert.atomic import atomic_folder
-from minbert.config import Recipe
-from minbert.errors import MinbertError, shown
+from minbert.errors import shown
 from minbert.evaluation.mistakes import read_mistakes, write_mistakes
 from minbert.evaluation.overlap import by_overlap, overlap_points
 from minbert.evaluation.results import read_predictions, read_results, write_json
-from minbert.recipes import as_dict, begins, differences, read_recipe
-from minbert.reproduction.jobs import Job, Settings, is_missing, portable
+from minbert.recipes import as_dict
+from minbert.reproduction.jobs import Job, Settings, begun_otherwise, made_otherwise, portable, sort_out
 from minbert.training.metrics_log import read_metrics
 
 PATIENCE = 60.0  # seconds that each run has to end once it was asked to: a step, and a checkpoint of up to 2 GB
@@ -77,19 +76,25 @@ class Outcome:
     """Under way when time was up; the next call goes on with them."""
     left: list[Job] = field(default_factory=list)
     """Not begun."""
+    there: dict[Job, list[str]] = field(default_factory=dict)
+    """What has a result already, and what was different about its run."""
     interrupted: bool = False
 
 
 def run_jobs(jobs: Iterable[Job], settings: Settings, watcher: Watcher) -> Outcome:
     """Run what is missing, in order, until all is done, the budget is spent, or Ctrl-C."""
-    outcome = Outcome(left=[job for job in jobs if is_missing(job, settings)])
+    outcome = Outcome()
+    outcome.left, outcome.there = sort_out(jobs, settings)
     deadline = time.monotonic() + settings.budget
     running: list[Running] = []
     try:
         while (outcome.left or running) and time.monotonic() < deadline:
             while len(running) < settings.jobs and (job := _next_of(outcome.left, running, settings)):
-                running.append(start(job, settings))
                 outcome.left.remove(job)
+                if made_otherwise(job, settings) == []:  # another process has run it meanwhile
+                    outcome.there[job] = []
+                    continue
+                running.append(start(job, settings))
                 watcher.started(job, log_of(running[-1].folder))
             watcher.looked(running, len(outcome.left))
             time.sleep(settings.poll)
@@ -120,7 +125,7 @@ def start(job: Job, settings: Settings) -> Running:
     command += ["--data", settings.data] if settings.data else []
     for setting in job.changes(settings):
         command += ["--set", setting]
-    command.append("--resume" if _is_begun(folder, recipe) else "--overwrite")
+    command.append("--resume" if begun_otherwise(job, settings) == [] else "--overwrite")
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "160"}
     if settings.jobs > 1:
         environment["OMP_NUM_THREADS"] = "1"
@@ -150,15 +155,6 @@ def log_of(folder: Path) -> Path:
     return folder.with_suffix(".log")
 
 
-def _is_begun(folder: Path, recipe: Recipe) -> bool:
-    """Is there a run in the folder that can go on with this recipe?"""
-    try:
-        before = read_recipe(folder / "recipe.toml")
-    except MinbertError:
-        return False
-    return not differences(recipe, before) or begins(before, recipe)
-
-
 def stop(running: Sequence[Running]) -> None:
     """Ask runs to end, as Ctrl-C would, and wait; one that does not is ended."""
     for one in running:
@@ -179,7 +175,7 @@ def _settle(one: Running, settings: Settings, outcome: Outcome, watcher: Watcher
     if one.process.returncode == 0:
         outcome.done.append(job)
         for later in outcome.left:
-            if later.follows(job, settings) and not _is_begun(later.folder(settings), later.recipe(settings)):
+            if later.follows(job, settings) and begun_otherwise(later, settings) != []:
                 _hand_on(one.folder, later.folder(settings))
         watcher.finished(job, collect(job, settings))
     elif was_stopped:
@@ -208,6 +204,10 @@ def collect(job: Job, settings: Settings) -> dict[str, Any]:
         "encoder": settings.encoder_name,
         "recipe": as_dict(portable(job.recipe(settings), settings)),
         "data": _without_folders(results["data"]),
+        "stages": {
+            name: {**stage, "data": _without_folders(stage.get("data", {}))}
+            for name, stage in results.get("stages", {}).items()
+        },
         "reproduction": {
             "row": job.row.key,
             "set": job.sets(settings),
