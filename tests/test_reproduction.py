@@ -1088,6 +1088,9 @@ def test_a_claim_about_a_pretrained_pooler_is_not_compared_with_an_encoder_that_
         run_jobs(jobs_of(papers, "smith/1-plain", "smith/2-mean", seeds=2), here, Listener())
         page = build_page(papers, load_results(papers, here.results), tmp_path)
         assert f"| {encoder} | 2 of 4 | 4 {counts}" in page
+        told = [line for line in page.splitlines() if "not compared**: the encoder lacks a trained pooler" in line]
+        assert len(told) == (encoder == "minilm")
+        assert all(re.search(r"\| [+-]0\.\d{3} \([+-]\d\.\d{3} to [+-]\d\.\d{3}\) \| 2 \|", line) for line in told)
 
 
 def test_a_setting_that_the_recipe_now_says_itself_is_no_condition(

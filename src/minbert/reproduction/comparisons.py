@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from minbert.recipes import differences, read_recipe
-from minbert.reproduction.findings import Difference
+from minbert.reproduction.findings import Difference, Verdict
 from minbert.reproduction.found import Found, verdicts
 from minbert.reproduction.recipes import LABELS, MEAN, Finding, Paper
 
@@ -27,7 +27,7 @@ def findings_table(paper: Paper, found: Mapping[str, Found]) -> list[str]:
         on = LABELS.get(one.on, one.on)
         lines.append(
             f"| {one.claim} ({one.where}; {rows}) | {on} | {_their_difference(paper, one)} | {ours} | {verdict.seeds} | "
-            f"**{verdict.told}**{'' if verdict.is_even else _cut(paper, one, found)} |"
+            f"**{verdict.told}**{_why(paper, verdict, found)} |"
         )
     return lines
 
@@ -42,6 +42,13 @@ def _changed(paper: Paper, finding: Finding) -> list[str]:
     for whole in ("stages", *(f"tasks.{name}" for name in alone)):
         keys = [whole if key.startswith(f"{whole}.") else key for key in keys]
     return list(dict.fromkeys(keys))
+
+
+def _why(paper: Paper, verdict: Verdict, found: Mapping[str, Found]) -> str:
+    """Why rows that were both run decide nothing, where it is not their figures."""
+    if verdict.seeds and verdict.lacks:
+        return f": the encoder lacks {verdict.lacks}"
+    return "" if verdict.is_even else _cut(paper, verdict.finding, found)
 
 
 def _cut(paper: Paper, finding: Finding, found: Mapping[str, Found]) -> str:

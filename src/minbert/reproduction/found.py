@@ -158,10 +158,11 @@ def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
     judged = []
     for finding in paper.claims.findings:
         better, worse = (found.get(f"{paper.name}/{row}") for row in (finding.better, finding.worse))
-        if better is None or worse is None or not _alike(better, worse) or _lacks_pooler(finding, better):
+        if better is None or worse is None or not _alike(better, worse):
             judged.append(judge(finding, {}, {}))
         else:
-            judged.append(judge(finding, better.scores, worse.scores, is_even=_is_even(better, worse)))
+            even, lacks = _is_even(better, worse), _lacks(finding, better)
+            judged.append(judge(finding, better.scores, worse.scores, is_even=even, lacks=lacks))
     return judged
 
 
@@ -180,8 +181,8 @@ def _alike(one: Found, other: Found) -> bool:
     )
 
 
-def _lacks_pooler(finding: Finding, found: Found) -> bool:
-    return finding.needs_pooler and found.encoder in UNTRAINED_POOLER
+def _lacks(finding: Finding, found: Found) -> str:
+    return "a trained pooler" if finding.needs_pooler and found.encoder in UNTRAINED_POOLER else ""
 
 
 def _is_even(one: Found, other: Found) -> bool:
