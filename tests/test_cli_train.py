@@ -360,6 +360,6 @@ def test_train_an_ensemble(minbert: Command, recipe_path: Path, small_data: Path
         *("--out", tmp_path / "run", "--data", small_data, "--device", "cpu"),
     )
     assert ended.code == 0
-    assert "run 2 of 2, seed 2" in ended.err
+    assert "run 2 of 2, seed 1001" in ended.err
     assert f"model: {tmp_path / 'run' / 'model'}" in ended.out
     assert len(json.loads((tmp_path / "run" / "results.json").read_text())["members"]) == 2

@@ -22,7 +22,7 @@ from minbert.data.raw import Examples
 from minbert.data.tokenizer import Tokenizer
 from minbert.delivery.predictor import Ensemble, Predictor
 from minbert.delivery.submit import submit
-from minbert.ensembles import best_snapshots, ensemble, members_of
+from minbert.ensembles import best_snapshots, ensemble
 from minbert.errors import MinbertError
 from minbert.evaluating import evaluate_model
 from minbert.evaluation.metrics import metrics_of
@@ -33,7 +33,7 @@ from minbert.model import saved
 from minbert.model.answers import Decision, decode, mean_outputs
 from minbert.model.manifest import read_manifest, update_manifest
 from minbert.model.saved import load_model, save_model
-from minbert.recipes import parse_recipe
+from minbert.recipes import members_of, parse_recipe
 from minbert.task_checks import check_task
 from minbert.tasks import BUILT_IN
 from tests.models import PAIRS, TEXTS, THREE, make
@@ -506,7 +506,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path, small_
 
 def test_a_recipe_trains_its_ensemble(trained: Run, small_data: Path) -> None:
     """The best snapshots of both runs by the recipe's own rule, and their mean scored as a run's model is."""
-    alone = {seed: read_results(trained.folder / "runs" / str(seed)) for seed in (5, 6)}
+    alone = {seed: read_results(trained.folder / "runs" / str(seed)) for seed in (5, 1005)}
     every = sorted((-one["scores"]["sst"], seed, one["step"]) for seed in alone for one in alone[seed]["snapshots"])
     assert [(one["seed"], one["step"]) for one in trained.results["members"]] == [place[1:] for place in every[:3]]
     for number, one in enumerate(trained.results["members"], start=1):
@@ -528,9 +528,9 @@ def test_a_recipe_trains_its_ensemble(trained: Run, small_data: Path) -> None:
 
 def test_the_runs_are_the_recipes_own(trained: Run, tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
     (_, second) = members_of(small_recipe(tiny_encoder, seed=5, **ENSEMBLE))
-    assert (second.seed, second.training.snapshots, second.ensemble) == (6, 3, EnsembleConfig())
+    assert (second.seed, second.training.snapshots, second.ensemble) == (1005, 3, EnsembleConfig())
     train(second, out=tmp_path / "run", data=small_data, device="cpu")
-    assert unlike(tmp_path / "run", trained.folder / "runs" / "6") == []
+    assert unlike(tmp_path / "run", trained.folder / "runs" / "1005") == []
 
 
 def test_best_snapshots_by_hand() -> None:
@@ -564,7 +564,7 @@ def test_a_stopped_ensemble_ends_with_the_same_bytes(
     for stop in stops:
         with pytest.raises(Stopped):
             train(recipe, out=out, data=small_data, device="cpu", resume=out.exists(), watcher=StopAfter(stop))
-    assert (out / "runs" / "6").exists() == (stops[-1] > 12)
+    assert (out / "runs" / "1005").exists() == (stops[-1] > 12)
     train(recipe, out=out, data=small_data, device="cpu", resume=True)
     assert unlike(out, trained.folder) == []
 
@@ -613,7 +613,7 @@ def test_stopped_in_the_second_run_the_first_is_not_trained_again(
 ) -> None:
     recipe, out = small_recipe(tiny_encoder, seed=5, **ENSEMBLE), tmp_path / "run"
     shutil.copytree(trained.folder, out)
-    shutil.rmtree(out / "runs" / "6")
+    shutil.rmtree(out / "runs" / "1005")
     shutil.rmtree(out / "model")
     (out / "results.json").unlink()
     listener = Listener()
@@ -628,7 +628,7 @@ def test_a_run_whose_models_were_removed_is_trained_again(
     """`minbert reproduce` keeps results only."""
     recipe, out = small_recipe(tiny_encoder, seed=5, **ENSEMBLE), tmp_path / "run"
     shutil.copytree(trained.folder, out)
-    for name in ("model", "runs/6/model", "runs/6/models", "runs/6/checkpoints"):
+    for name in ("model", "runs/1005/model", "runs/1005/models", "runs/1005/checkpoints"):
         shutil.rmtree(out / name)
     (out / "results.json").unlink()
     again = train(recipe, out=out, data=small_data, device="cpu", resume=True)

@@ -160,7 +160,7 @@ def test_a_recipe_trains_and_does_what_it_says(
     assert all(stage["steps"] > 0 for stage in run.results.get("stages", {}).values())
     assert {trainer.recipe.name for trainer in seen} >= {recipe.name}
     assert len(seen) == recipe.ensemble.runs * (len(recipe.stages) + 1)
-    assert {trainer.recipe.seed for trainer in seen} == {recipe.seed + number for number in range(recipe.ensemble.runs)}
+    assert {trainer.recipe.seed for trainer in seen} == {recipe.seed + 1000 * n for n in range(recipe.ensemble.runs)}
     assert len(read_manifest(run.model).members) == recipe.ensemble.models
     for trainer, calls in seen.items():
         assert trainer.step == trainer.plan.steps <= STEPS

@@ -142,7 +142,7 @@ class TrainingConfig:
 @dataclass(frozen=True)
 class EnsembleConfig:
     runs: int = 1
-    """Trainings of the recipe, with the seeds seed, seed + 1, ..."""
+    """Trainings of the recipe, with the seeds seed, seed + 1000, ..., so that ensembles of neighbouring seeds share none."""
     models: int = 0
     """The best so many snapshots of all of them, by their aggregates on dev, are the model; 0: no ensemble. Where
     training.snapshots is 0, each run keeps as many as this."""

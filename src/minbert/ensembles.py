@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minbert.config import EnsembleConfig, Recipe, data_folder
+from minbert.config import Recipe, data_folder
 from minbert.data.cache import TokenCache
 from minbert.delivery.predictor import Ensemble, Predictor
 from minbert.errors import MinbertError, shown
@@ -32,6 +32,7 @@ from minbert.model.manifest import MANIFEST, Manifest, check_members, read_manif
 from minbert.model.neighbours import Neighbours
 from minbert.model.saved import save_ensemble
 from minbert.preparing import Prepared, Preparing, check_same_files, prepare, train_sample_of
+from minbert.recipes import members_of
 from minbert.training.trainer import Watcher
 
 
@@ -183,15 +184,6 @@ def _train_members(
     except OSError as error:
         raise MinbertError(f"{shown(folder)}: results not written ({error.strerror}); --resume tries again") from error
     return results
-
-
-def members_of(recipe: Recipe) -> list[Recipe]:
-    """The recipes of an ensemble's runs: the same but for the seed, with snapshots to choose from."""
-    training = replace(recipe.training, snapshots=recipe.training.snapshots or recipe.ensemble.models)
-    return [
-        replace(recipe, seed=recipe.seed + number, training=training, ensemble=EnsembleConfig())
-        for number in range(recipe.ensemble.runs)
-    ]
 
 
 def _train_member(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from minbert.atomic import write_text
-from minbert.config import ModelConfig, PaperConfig, Recipe
+from minbert.config import EnsembleConfig, ModelConfig, PaperConfig, Recipe
 from minbert.errors import MinbertError, shown, suggest
 from minbert.recipe_checks import check_recipe
 from minbert.task_checks import check_task
@@ -24,6 +24,7 @@ from minbert.tasks import BUILT_IN, REVISIONS, Kind, Task
 from minbert.toml_tables import build, flat, read_toml, toml_key, toml_value
 
 LOOK_AHEAD = ("sequential", "annealed")  # samplers whose first epochs are others when more are to come
+APART = 1_000  # between the seeds of an ensemble's runs: ensembles of the seeds 1, 2, 3 are to have no run in common
 STAGE_KEYS = ("name", "about", "tasks", "model", "sampler", "optimizer", "training")
 
 STARTED, STARTED_REVISIONS = "recipe.toml", "revisions.json"
@@ -196,6 +197,16 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
         if stage.name in before:
             lines += _moved(f"tasks of {stage.name}", stage.tasks, before[stage.name].tasks)
     return lines
+
+
+def members_of(recipe: Recipe) -> list[Recipe]:
+    """The recipes of an ensemble's runs: the same but for the seed, with snapshots to choose from. The first has the
+    ensemble's own seed: it is what the recipe trains alone."""
+    training = replace(recipe.training, snapshots=recipe.training.snapshots or recipe.ensemble.models)
+    return [
+        replace(recipe, seed=recipe.seed + APART * number, training=training, ensemble=EnsembleConfig())
+        for number in range(recipe.ensemble.runs)
+    ]
 
 
 class Built(Protocol):

@@ -62,8 +62,8 @@ class Verdict:
     """One, or one for each task."""
     is_even: bool = True
     """Whether a cap on the steps left about the same part of both rows."""
-    lacks: str = ""
-    """What their encoder lacks that the claim is about: the differences are shown, and say nothing about the claim."""
+    hindrance: str = ""
+    """Why the differences, which are shown, say nothing about the claim."""
 
     @property
     def seeds(self) -> int:
@@ -73,7 +73,7 @@ class Verdict:
     @property
     def word(self) -> str:
         """Of every task it holds only if it does of each; of rows that were cut differently nothing is known."""
-        if not self.is_even or self.lacks:
+        if not self.is_even or self.hindrance:
             return UNDECIDED
         words = {difference.word(self.finding.kind) for difference in self.differences} or {UNDECIDED}
         return next((word for word in (DID_NOT_HOLD, UNDECIDED) if word in words), HELD)
@@ -81,7 +81,7 @@ class Verdict:
     @property
     def told(self) -> str:
         """The word, where there was anything to compare."""
-        return self.word if self.seeds and not self.lacks else NOT_COMPARED
+        return self.word if self.seeds and not self.hindrance else NOT_COMPARED
 
 
 def scores_of(results: Mapping[str, Any], rule: str) -> dict[str, float]:
@@ -97,7 +97,7 @@ def judge(
     worse: Mapping[int, Scores],
     *,
     is_even: bool = True,
-    lacks: str = "",
+    hindrance: str = "",
 ) -> Verdict:
     """What the runs of two rows, by seed, say about a claim."""
     seeds = sorted(set(better) & set(worse))
@@ -106,4 +106,4 @@ def judge(
         shared = [name for name in better[seeds[0]] if name in worse[seeds[0]]] if seeds else []
         names = [name for name in shared if name != MEAN]
     values = {name: tuple(better[seed][name] - worse[seed][name] for seed in seeds) for name in names}
-    return Verdict(finding, tuple(Difference(name, found) for name, found in values.items()), is_even, lacks)
+    return Verdict(finding, tuple(Difference(name, found) for name, found in values.items()), is_even, hindrance)

@@ -77,6 +77,12 @@ class Found:
         return found
 
     @cached_property
+    def shares_trainings(self) -> bool:
+        """Do ensembles of two seeds have members of one training? Then these seeds are no samples of their own."""
+        trained = [{member["seed"] for member in one.get("members", ())} for one in self.by_seed.values()]
+        return sum(map(len, trained)) > len(set().union(*trained))
+
+    @cached_property
     def caps(self) -> set[int]:
         """Of the runs that a cap shortened; none where all were whole."""
         return {one["reproduction"]["steps_cap"] for one in self.by_seed.values() if was_cut(one)}
@@ -161,8 +167,8 @@ def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
         if better is None or worse is None or not _alike(better, worse):
             judged.append(judge(finding, {}, {}))
         else:
-            even, lacks = _is_even(better, worse), _lacks(finding, better)
-            judged.append(judge(finding, better.scores, worse.scores, is_even=even, lacks=lacks))
+            even, hindrance = _is_even(better, worse), _hindrance(finding, better, worse)
+            judged.append(judge(finding, better.scores, worse.scores, is_even=even, hindrance=hindrance))
     return judged
 
 
@@ -181,8 +187,12 @@ def _alike(one: Found, other: Found) -> bool:
     )
 
 
-def _lacks(finding: Finding, found: Found) -> str:
-    return "a trained pooler" if finding.needs_pooler and found.encoder in UNTRAINED_POOLER else ""
+def _hindrance(finding: Finding, one: Found, other: Found) -> str:
+    """Why two rows say nothing about a claim though both were run alike."""
+    if finding.needs_pooler and one.encoder in UNTRAINED_POOLER:
+        return "the encoder lacks a trained pooler"
+    dependent = [f"`{found.row.name}`" for found in (one, other) if found.shares_trainings]
+    return f"seeds of {' and of '.join(dependent)} share trainings" if dependent else ""
 
 
 def _is_even(one: Found, other: Found) -> bool:

@@ -24,7 +24,16 @@ from minbert.config import Recipe, TrainingConfig, data_folder
 from minbert.encoders import find_encoder, last_part
 from minbert.errors import MinbertError, shown, suggest
 from minbert.preparing import files_of, other_files, pooling_weights, read_notes
-from minbert.recipes import begins, differences, parse_recipe, read_recipe, revised, stage_folder, started_otherwise
+from minbert.recipes import (
+    begins,
+    differences,
+    members_of,
+    parse_recipe,
+    read_recipe,
+    revised,
+    stage_folder,
+    started_otherwise,
+)
 from minbert.reproduction.recipes import Paper, Row
 
 ASIDE = {name: getattr(TrainingConfig(), name) for name in ("train_sample", "checkpoint_every", "keep", "log_every")}
@@ -226,10 +235,18 @@ def unlike(results: Mapping[str, Any], job: Job, settings: Settings) -> list[str
     recipe = job.recipe(settings)
     folder = data_folder(recipe, settings.data)
     found = changes_since(results, recipe, settings) + other_files(results.get("data", {}), recipe, folder)
+    found += _other_members(results, recipe)
     for stage in recipe.stages:  # older results say nothing of what their stages read
         notes = results.get("stages", {}).get(stage.name, {}).get("data")
         found += other_files(notes, stage, folder) if notes else []
     return list(dict.fromkeys(found))
+
+
+def _other_members(results: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """Of an ensemble whose runs had other seeds than they would have now."""
+    now, found = {own.seed for own in members_of(recipe)}, {one["seed"] for one in results.get("members", ())}
+    now_said, found_said = (", ".join(map(str, sorted(seeds))) for seeds in (now, found))
+    return [f"seeds of the ensemble's runs: {now_said}, was {found_said}"] if found - now else []
 
 
 def changes_since(results: Mapping[str, Any], recipe: Recipe, settings: Settings) -> list[str]:
