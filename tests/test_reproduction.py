@@ -990,6 +990,23 @@ def test_scores_of_a_result() -> None:
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
+def test_what_a_paper_does_not_print_over_all_follows_from_its_three_scores(recipes: Path, tmp_path: Path) -> None:
+    """On the page's line of the finding: 2-mean over 1-plain."""
+
+    def theirs(plain: str, mean: str) -> str:
+        for name, table in (("1-plain", plain), ("2-mean", mean)):
+            (recipes / "smith" / f"{name}.toml").write_text(f'base = "common.toml"\n[paper]\nrow = "R"\n{table}\n')
+        page = build_page(find_papers(recipes), load_results({}, tmp_path), tmp_path)
+        return next(line for line in page.splitlines() if line.startswith("| The mean is better.")).split(" | ")[2]
+
+    scores = "dev = { sst = 0.4, quora = 0.6, sts = 0.2 }"
+    assert theirs(scores, "overall = { dev = 0.5 }") == "+0.100"
+    assert theirs(scores + "\nrule = '2024'", "overall = { dev = 0.5 }") == "-0.033", "r counts as (r + 1) / 2"
+    assert theirs(scores, "dev = { sst = 0.4, quora = 0.7, sts = 0.2 }") == "+0.033"
+    assert theirs("dev = { sst = 0.4, quora = 0.6 }", "overall = { dev = 0.5 }") == ""
+    assert theirs("dev = { sst = 0.4, quora = 0.6, cfimdb = 0.9 }", "overall = { dev = 0.5 }") == ""
+
+
 def test_the_page_has_their_numbers_ours_and_what_was_not_run(
     papers: dict[str, Paper], settings: Settings, tmp_path: Path
 ) -> None:
@@ -1091,6 +1108,36 @@ def test_a_claim_about_a_pretrained_pooler_is_not_compared_with_an_encoder_that_
         told = [line for line in page.splitlines() if "not compared**: the encoder lacks a trained pooler" in line]
         assert len(told) == (encoder == "minilm")
         assert all(re.search(r"\| [+-]0\.\d{3} \([+-]\d\.\d{3} to [+-]\d\.\d{3}\) \| 2 \|", line) for line in told)
+
+
+def test_ensembles_whose_seeds_share_a_training_are_not_compared(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path
+) -> None:
+    jobs = jobs_of(papers, "smith/1-plain", "smith/2-mean", seeds=2)
+    run_jobs(jobs, settings, Listener())
+
+    def told() -> str:
+        page = build_page(papers, load_results(papers, settings.results), tmp_path)
+        return next(line for line in page.splitlines() if line.startswith("| The mean is better."))
+
+    for second in (2, 1001):
+        for job in (job for job in jobs if job.row.name == "2-mean"):
+            members = [{"seed": job.seed}, {"seed": job.seed + second - 1}]
+            written(job, settings, members=members)
+        assert ("**not compared**: seeds of `2-mean` share trainings" in told()) == (second == 2)
+        assert "| +0.100 (+0.100 to +0.100) | 2 | **" in told(), "the figures are shown all the same"
+
+
+def test_an_ensemble_of_other_seeds_does_not_count(papers: dict[str, Paper], settings: Settings) -> None:
+    (job,) = jobs_of(papers, "smith/2-mean")
+    of_two = replace(settings, sets=("ensemble.runs=2", "ensemble.models=3"))
+    run_jobs([job], of_two, Listener())
+    written(job, of_two, members=[{"seed": 1001}, {"seed": 1}, {"seed": 1}])
+    assert is_done(job, of_two)
+    written(job, of_two, members=[{"seed": 1}] * 3)
+    assert is_done(job, of_two), "the best three may be of one run"
+    written(job, of_two, members=[{"seed": 1}, {"seed": 2}, {"seed": 2}])
+    assert made_otherwise(job, of_two) == ["seeds of the ensemble's runs: 1, 1001, was 1, 2"]
 
 
 def test_a_setting_that_the_recipe_now_says_itself_is_no_condition(

@@ -9,10 +9,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from minbert.config import PaperConfig
+from minbert.evaluation.metrics import overall_2023, overall_2024
 from minbert.recipes import differences, read_recipe
 from minbert.reproduction.findings import Difference, Verdict
 from minbert.reproduction.found import Found, verdicts
 from minbert.reproduction.recipes import LABELS, MEAN, Finding, Paper
+from minbert.tasks import BUILT_IN
+
+COUNTED = {"sst", "quora", "sts"}
+"""The tasks of a paper's overall score."""
 
 
 def findings_table(paper: Paper, found: Mapping[str, Found]) -> list[str]:
@@ -46,8 +52,8 @@ def _changed(paper: Paper, finding: Finding) -> list[str]:
 
 def _why(paper: Paper, verdict: Verdict, found: Mapping[str, Found]) -> str:
     """Why rows that were both run decide nothing, where it is not their figures."""
-    if verdict.seeds and verdict.lacks:
-        return f": the encoder lacks {verdict.lacks}"
+    if verdict.seeds and verdict.hindrance:
+        return f": {verdict.hindrance}"
     return "" if verdict.is_even else _cut(paper, verdict.finding, found)
 
 
@@ -64,12 +70,21 @@ def _their_difference(paper: Paper, finding: Finding) -> str:
     better, worse = (paper.rows[name].reported for name in (finding.better, finding.worse))
     shared = [task for task in better.dev if task in worse.dev]
     if finding.on == MEAN:
-        pairs = [("", better.overall.get("dev"), worse.overall.get("dev"))]
+        pairs = [("", _their_overall(better), _their_overall(worse))]
     else:
         tasks = [finding.on] if finding.on in LABELS else shared
         several = len(tasks) > 1
         pairs = [(f"{LABELS[t]} " if several else "", better.dev.get(t), worse.dev.get(t)) for t in tasks]
     return "<br>".join(f"{label}{a - b:+.3f}" for label, a, b in pairs if a is not None and b is not None)
+
+
+def _their_overall(reported: PaperConfig) -> float | None:
+    """As printed; where only the three scores are, what the paper's rule makes of them."""
+    if "dev" in reported.overall or not reported.dev.keys() >= COUNTED:
+        return reported.overall.get("dev")
+    scores = {task: reported.dev[task] for task in COUNTED}
+    kinds = {task: BUILT_IN[task].kind for task in COUNTED}
+    return overall_2024(scores, kinds) if reported.rule == "2024" else overall_2023(scores)
 
 
 def interval(difference: Difference, *, several: bool) -> str:
