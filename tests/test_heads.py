@@ -232,6 +232,7 @@ def test_the_last_layer_over_branches_is_as_large_as_torch_makes_it(name: str) -
         ours.append(last.weight.detach().numpy().ravel().copy())
     assert np.concatenate(ours).std() == pytest.approx(as_torch.std(), rel=0.1)
     assert max(map(np.max, ours)) <= last.in_features**-0.5
+    assert not last.bias.any(), "behind tanhs a drawn one can put the labels out of reach"
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

@@ -188,11 +188,11 @@ class BothOrders(nn.Module):
         self.out = nn.Linear(branches * task.outputs, task.outputs)
 
     def initialise(self, generator: torch.Generator | None) -> None:
-        """The last layer as torch draws it. It reads two or three numbers: as small as BERT's weights, it would pass on a
-        fiftieth of the others' gradient, and the encoder would hardly hear of the task."""
+        """The last layer's weights as torch draws them. It reads two or three numbers: as small as BERT's weights, it would
+        pass on a fiftieth of the others' gradient, and the encoder would hardly hear of the task. Its bias begins at 0, as
+        every other does: a drawn one can put the labels out of what tanhs reach, and they then never learn."""
         reach = self.out.in_features**-0.5
-        for parameter in self.out.parameters():
-            nn.init.uniform_(parameter, -reach, reach, generator=generator)
+        nn.init.uniform_(self.out.weight, -reach, reach, generator=generator)
 
     def forward(self, joint: Tensor, other: Tensor, first: Layer = lambda view: view) -> Tensor:
         """`first`: a layer that each branch begins with, after the dropout."""
