@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,8 @@ def test_a_stage_begins_with_the_encoder_that_the_one_before_left(
     monkeypatch.setattr(trainer.Trainer, "train", spy)
     train(recipe, out=tmp_path / "run", data=small_data, device="cpu")
     left = [load_model(path / "model")[0] for path in sorted((run / "stages").iterdir())]
-    fresh = [new_model(part, torch.device("cpu"))[1] for part in (*recipe.stages, recipe)]
+    parts = zip((*recipe.stages, recipe), (1, 2, 0), strict=True)
+    fresh = [new_model(part, torch.device("cpu"), stage=stage)[1] for part, stage in parts]
     for number, start in enumerate(begun):
         encoder = (left[number - 1] if number else fresh[0]).encoder.state_dict()
         assert "pooler.dense.weight" in encoder
@@ -248,6 +250,18 @@ def test_a_stage_begins_with_the_encoder_that_the_one_before_left(
             expected = encoder[name.removeprefix("encoder.")] if name.startswith("encoder.") else value
             assert torch.equal(start[name], expected), (number, name)
     assert not torch.equal(begun[1]["encoder.pooler.dense.weight"], begun[0]["encoder.pooler.dense.weight"])
+
+
+def test_layers_of_two_parts_of_a_run_begin_differently(tiny_encoder: Path) -> None:
+    """Else the encoder that a stage hands on would suit the very layer that the next part begins with."""
+    recipe = staged_recipe(tiny_encoder)
+    recipe = replace(recipe, model=replace(recipe.model, common_layer=True))
+    for seed in (1, 2):
+        models = [new_model(replace(recipe, seed=seed), torch.device("cpu"), stage=stage)[1] for stage in (0, 1, 2)]
+        layers = [model.state_dict()["common.0.weight"] for model in models]
+        assert not any(torch.equal(one, other) for one, other in combinations(layers, 2))
+        encoders = [model.encoder.state_dict() for model in models]
+        assert all(torch.equal(value, one[name]) for name, value in encoders[0].items() for one in encoders[1:])
 
 
 def test_without_learning_stages_leave_no_trace(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from minbert.config import Recipe, data_folder
@@ -118,7 +119,9 @@ def train(
     done = list(takewhile(_is_finished, parts)) if resume else []
     parts[folder] = recipe
     left = {path: part for path, part in parts.items() if path not in done}
-    made = new_model(next(iter(left.values())), where, start=_encoder_of(done))
+    numbers = {path: number for number, path in enumerate(parts, start=1)} | {folder: 0}
+    begun, part = next(iter(left.items()))
+    made = new_model(part, where, start=_encoder_of(done), stage=numbers[begun])
     # Hard negatives are near by the encoder that the whole run started from, also when stages are behind it.
     tokenizer, first, _ = made if not done else new_model(recipe, where)
     # Everything is read before anything is trained: a file that is wrong is found now, not after the stages.
@@ -136,8 +139,8 @@ def train(
         for path, part in left.items():
             if recipe.stages and isinstance(watcher, StageWatcher):
                 watcher.entering(part.name, len(done) + 1, len(parts))
-            if path != next(iter(left)):
-                made = new_model(part, where, start=_encoder_of(done))
+            if path != begun:
+                made = new_model(part, where, start=_encoder_of(done), stage=numbers[path])
             if path != folder:
                 open_run(path, part, prepared[path], overwrite=not resume)
             results = _train_part(part, path, made, prepared[path], where, resume=resume, watcher=watcher)
@@ -249,12 +252,19 @@ def _train_part(
 
 
 def new_model(
-    recipe: Recipe, device: torch.device, *, start: Path | None = None
+    recipe: Recipe, device: torch.device, *, start: Path | None = None, stage: int = 0
 ) -> tuple[Tokenizer, MultitaskModel, Manifest]:
-    """The recipe's encoder, or what a stage made of it (`start`), with fresh heads, seeded by the recipe."""
+    """The recipe's encoder, or what a stage made of it (`start`), with fresh heads, seeded by the recipe.
+
+    Args:
+        stage: its number, counted from 1; 0 for a recipe's own tasks. Layers of two parts of a run begin differently, else
+            the encoder would have been trained to suit those of the next part.
+    """
     folder = find_encoder(recipe.model.encoder)
     generator = torch.Generator().manual_seed(recipe.seed)
     encoder, _ = load_folder(start or folder, dropout=recipe.model.encoder_dropout, generator=generator)
+    if stage:
+        generator.manual_seed(int(np.random.SeedSequence([recipe.seed, stage]).generate_state(1)[0]))
     manifest = Manifest(recipe.tasks, recipe.model, recipe=recipe.name, data=recipe.data)
     model = build_model(manifest, encoder, generator=generator)
     for task in recipe.tasks:
