@@ -17,8 +17,19 @@ import huggingface_hub
 import pytest
 
 from minbert import encoders
-from minbert.encoders import PUBLISHED, Published, describe, find_encoder, get_encoder, home, list_encoders
+from minbert.encoders import (
+    ALIASES,
+    PUBLISHED,
+    Published,
+    describe,
+    find_encoder,
+    get_encoder,
+    has_seen_quora,
+    home,
+    list_encoders,
+)
 from minbert.errors import MinbertError, MissingExtraError
+from minbert.toml_tables import read_toml
 
 
 @pytest.fixture(autouse=True)
@@ -310,6 +321,50 @@ def test_offline_the_hub_says_so_in_one_line(tmp_path: Path, cache: Path) -> Non
     (line,) = result.stderr.splitlines()
     assert line.startswith('error: cannot get "google-bert/bert-base-uncased" from the hub: ')
     assert left_in(cache) == []
+
+
+@pytest.mark.parametrize("ask", [find_encoder, get_encoder])
+def test_the_papers_encoder_goes_by_its_short_name_too(
+    ask: Callable[[str], Path], cache: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def download(name: str, **_options: Any) -> str:
+        asked.append(name)
+        return str(tiny_folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    folder = cache / "google-bert--bert-base-uncased"
+    assert ask("bert-base-uncased") == ask("google-bert/bert-base-uncased") == folder
+    assert asked == ["google-bert/bert-base-uncased"], "found in the cache the second time"
+    monkeypatch.chdir(tmp_path)
+    own = Path(shutil.copytree(tiny_folder, tmp_path / "bert-base-uncased"))
+    assert ask("bert-base-uncased").resolve() in (own, cache / "bert-base-uncased"), "a folder of that name comes first"
+
+
+def test_every_recipe_names_an_encoder_that_can_be_had() -> None:
+    paths = [
+        path for path in (Path(__file__).parent.parent / "recipes").rglob("*.toml") if path.name != "findings.toml"
+    ]
+    named = {str(encoder) for path in paths if (encoder := read_toml(path).get("model", {}).get("encoder"))}
+    assert "bert-base-uncased" in named
+    assert [name for name in named if name not in {*PUBLISHED, *ALIASES} and "/" not in name] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("minilm", True),
+        ("mpnet", True),
+        ("sentence-transformers/all-MiniLM-L6-v2", True),
+        ("/home/me/encoders/all-mpnet-base-v2/", True),
+        ("google-bert/bert-base-uncased", False),
+        ("microsoft/mpnet-base", False),
+        ("gte-small", False),
+    ],
+)
+def test_which_encoders_have_seen_quora(name: str, seen: bool) -> None:
+    assert has_seen_quora(name) == seen
 
 
 @pytest.mark.parametrize("ask", [find_encoder, get_encoder])

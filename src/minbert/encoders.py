@@ -3,7 +3,8 @@
     find_encoder("minilm")                      # the cached folder, or an error that says how to get it
     get_encoder("google-bert/bert-base-uncased")
 
-An encoder is named by a folder, by a name of the cache (`MINBERT_HOME`, default ~/.cache/minbert), or by a hub id.
+An encoder is named by a folder, by a name of the cache (`MINBERT_HOME`, default ~/.cache/minbert), or by a hub id, that of
+bert-base-uncased also without its owner.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ CONFIGURATION = ("config.json", "tokenizer.json", "vocab.txt")
 FILES = ("config.json", *WEIGHTS, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 ORIGIN = "origin.json"
 
-SEEN_QUORA = ("minilm", "mpnet")
-"""Encoders whose own training had Quora's questions in it."""
-UNTRAINED_POOLER = ("minilm", "mpnet")
-"""Encoders whose pooler is as it was drawn: a bias of 0, weights with the spectrum of noise."""
+ALIASES = {"bert-base-uncased": "google-bert/bert-base-uncased"}
+"""What papers and other tools call an encoder, and its hub id."""
+SEEN_QUORA = ("all-minilm", "all-mpnet")
+"""How the names of encoders begin whose own training had Quora's questions in it; ours are of these."""
 
 
 @dataclass(frozen=True)
@@ -87,22 +88,24 @@ def find_encoder(name: str | Path) -> Path:
     folder = Path(name).expanduser()
     if (folder / "config.json").exists():
         return folder
-    cached = _cache_folder(str(name))
+    name = str(name) if folder.is_dir() else ALIASES.get(str(name), str(name))
+    cached = _cache_folder(name)
     if (cached / "config.json").exists():
         return cached
     if folder.is_dir():
         raise MinbertError(f"{shown(folder)}: no config.json; expected a folder in Hugging Face layout")
-    if str(name) in PUBLISHED:
+    if name in PUBLISHED:
         raise MinbertError(f'the encoder "{name}" is not on this machine: minbert encoders get {name}')
-    if _is_hub_id(str(name)):
-        return get_encoder(str(name))
+    if _is_hub_id(name):
+        return get_encoder(name)
     known = sorted({*PUBLISHED, *(info.name for info in list_encoders())})
-    near = suggest(str(name), known)
+    near = suggest(name, known)
     raise MinbertError(f'no encoder "{name}"{near}; expected a folder, a hub id or one of: {", ".join(known)}')
 
 
 def get_encoder(name: str, *, force: bool = False) -> Path:
     """Put an encoder into the cache: a published name, a hub id, or a folder. Returns its cached folder."""
+    name = name if Path(name).expanduser().is_dir() else ALIASES.get(name, name)
     target = _cache_folder(name)
     if not force and (target / "config.json").exists():
         return target
@@ -247,6 +250,11 @@ def _copy_model(source: Path, target: Path) -> None:
 def last_part(name: str) -> str:
     """What an encoder is called, wherever it lies: the last part of a folder or of a hub id."""
     return name.rstrip("/").rsplit("/", 1)[-1]
+
+
+def has_seen_quora(name: str) -> bool:
+    """Had the encoder of this name, wherever it lies, Quora's questions in its own training?"""
+    return name in PUBLISHED or last_part(name).lower().startswith(SEEN_QUORA)
 
 
 def _is_hub_id(name: str) -> bool:

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from minbert.atomic import write_text
-from minbert.encoders import SEEN_QUORA, last_part
+from minbert.encoders import has_seen_quora, last_part
 from minbert.errors import MinbertError, shown, suggest
 from minbert.evaluation.diagnosis import Mistakes, Row, confidence_of, worst_mistakes
 from minbert.evaluation.results import read_predictions, read_results
@@ -73,7 +73,7 @@ def read_mistakes(run: Path, *, tasks: Iterable[str] | None = None, count: int =
         rows, classes = read_predictions(run, task).rows, known[task].get("classes", [])
         metric = known[task]["metric"]
         score = f"{metric} {known[task]['metrics'][metric]['value'] or 0:.3f} of {which}"
-        if task == "quora" and encoder in SEEN_QUORA:
+        if task == "quora" and has_seen_quora(encoder):
             score += f"; {encoder} has seen Quora questions in its own training"
         worst = worst_mistakes(rows, classes, count)
         found.append(TaskMistakes(task, score, len(rows), classes, worst, slices(rows, classes)))
