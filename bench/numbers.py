@@ -46,6 +46,7 @@ def papers() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "parity": parity,
     "six-epochs": scores.six_epochs,
+    "mlm-first": scores.mlm_first,
     "multitask": scores.multitask,
     "papers": papers,
     "findings": scores.papers,

@@ -50,6 +50,17 @@ def six_epochs() -> str:
     return "\n".join([*head, *(row(name, runs("lab", pattern)) for name, pattern in variants), ""])
 
 
+def mlm_first() -> str:
+    """The recipe for all tasks with and without a stage of masked-language modelling before it."""
+    groups = {
+        "`multitask`": runs("multitask", "seed*.json"),
+        "`beyond/mlm-first`": runs("reproduction", "minilm", "beyond", "mlm-first", "seed*.json"),
+    }
+    lines = ["| minilm, dev | mean | lowest, highest | SST | Quora | STS | seeds |", "|---|---|---|---|---|---|---|"]
+    lines += [f"{row(name, found)} {len(found)} |" for name, found in groups.items() if found]
+    return "\n".join([*lines, ""])
+
+
 def multitask() -> str:
     """Dev scores of recipes/multitask.toml over its seeds: means, and the spread between seeds."""
     found = runs("multitask", "seed*.json")

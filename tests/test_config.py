@@ -183,14 +183,14 @@ def test_a_file_that_is_no_recipe(write: Write, tmp_path: Path) -> None:
             '[sampler]\nkind = "sequential"\n[optimizer]\nrestart = true\nwarmup = 0\nschedule = "constant"',
             "recipe: optimizer.restart with a rate that never changes; expected tasks",
         ),
-        ("[tasks.sst]\nbounded = false", "[tasks.sst] bounded is false; a classification task has no scale"),
+        ("[tasks.sst]\nbounded = false", "recipe: [tasks.sst] bounded is false; a classification task has no scale"),
         (
             '[tasks.sts]\nbounded = false\nloss = "sigmoid-mse"',
-            '[tasks.sts] bounded is false with loss "sigmoid-mse", whose score is within the scale by itself',
+            'recipe: [tasks.sts] bounded is false with loss "sigmoid-mse", whose score is within the scale by itself',
         ),
         (
             '[tasks.sts]\nbounded = false\nhead = "cosine"\nloss = "cosent"',
-            '[tasks.sts] bounded is false with loss "cosent", whose score has no scale; expected it left out',
+            'recipe: [tasks.sts] bounded is false with loss "cosent", whose score has no scale; expected it left out',
         ),
         ("[optimizer]\nwarmup = 2", "recipe: optimizer.warmup is 2.0; expected 0 to 1"),
         ("[optimizer]\nclip = -1", "recipe: optimizer.clip is -1.0; expected 0 or more"),

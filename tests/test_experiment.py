@@ -81,7 +81,8 @@ def test_a_pooler_that_nobody_trained_is_told(
     weights[bias] = torch.full_like(weights[bias], 0.01 * trained)
     save_file(weights, encoder / "model.safetensors", {"format": "pt"})
     recipe, listener = brief(encoder, "sst", model={"pooling": pooling}), Listener()
-    train(recipe, out=tmp_path / "run", data=small_data, device="cpu", watcher=listener)
+    run = train(recipe, out=tmp_path / "run", data=small_data, device="cpu", watcher=listener)
+    assert run.results["untrained_pooler"] == (not trained)
     told = [message.partition(" (")[0] for message in listener.warnings]
     assert told == ["the encoder's pooler was never trained"] * (pooling == "pooler" and not trained)
 

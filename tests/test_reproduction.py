@@ -24,7 +24,7 @@ from minbert import cli
 from minbert.config import SamplerConfig
 from minbert.console import ReproductionWatcher
 from minbert.data.raw import fingerprint
-from minbert.errors import MinbertError
+from minbert.errors import MinbertError, MissingExtraError
 from minbert.evaluation.diagnosis import T975, t_reach
 from minbert.evaluation.mistakes import load_mistakes
 from minbert.recipes import as_dict, revisions
@@ -44,6 +44,7 @@ from minbert.reproduction.jobs import (
     Job,
     Settings,
     begun_otherwise,
+    check_page,
     check_ready,
     longest_part,
     made_otherwise,
@@ -848,9 +849,13 @@ NOT_READY: dict[str, tuple[dict[str, Any], str]] = {
         {"set": "model.encoder=mpnet"},
         "--set model.encoder=mpnet: expected --encoder instead, which is recorded with each result",
     ),
+    "a row's name": (
+        {"set": "name=x"},
+        "--set name=x: is what a row is called; expected something that it trains with",
+    ),
     "a file for a folder": (
         {"runs": "taken"},
-        "taken: cannot be written (File exists); expected a folder for runs and results",
+        "taken: cannot be written (File exists); expected a folder to write into",
     ),
 }
 
@@ -914,6 +919,29 @@ def test_a_package_that_pooling_needs_is_looked_for(
     check_ready([job], real)
     with pytest.raises(MinbertError, match=r'pooling "weighted" needs textblob'):
         check_ready([job], weighted)
+
+
+def test_what_would_keep_the_page_from_being_written_is_said_before_any_run(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_page(tmp_path / "docs" / "page.md")
+    with pytest.raises(MinbertError, match=r"docs: is a folder; expected a file for the page, such as .*docs/page.md"):
+        check_page(tmp_path / "docs")
+    (tmp_path / "file").touch()
+    with pytest.raises(MinbertError, match=r"file: cannot be written \(.*\); expected a folder to write into"):
+        check_page(tmp_path / "file" / "page.md")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r"needs matplotlib.*minbert\[report\]"):
+        check_page(tmp_path / "docs" / "page.md")
+
+
+@pytest.mark.parametrize(("text", "found"), [("{}", "no dev, overall"), ("[1]", "no dev"), ("{", "not JSON")])
+def test_a_file_that_is_no_result_is_named(papers: dict[str, Paper], settings: Settings, text: str, found: str) -> None:
+    (job,) = jobs_of(papers, "smith/1-plain")
+    job.result(settings).parent.mkdir(parents=True)
+    job.result(settings).write_text(text)
+    with pytest.raises(MinbertError, match=rf"seed1.json: {found}.*; expected what minbert reproduce wrote"):
+        load_results(papers, settings.results)
 
 
 def test_nothing_is_needed_for_what_is_done(papers: dict[str, Paper], settings: Settings) -> None:
@@ -1080,6 +1108,14 @@ def test_steps_of_stages_are_counted_apart_and_vectors_are_described(
         "| 1-plain | STS | mean | 0.300 ± 0.000 | -1.000 ± 0.000 |",
         "| 2-mean | STS | mean | 0.100 ± 0.000 | -3.000 ± 0.000 |",
     ]
+    alone = recipes / "afterwards" / "one.toml"
+    alone.write_text(alone.read_text() + 'after = "smith/1-plain"\n' + stage)
+    papers = find_papers(recipes)
+    for job in jobs_of(papers, "afterwards"):
+        run_jobs([job], settings, Listener())
+        written(job, settings, geometry={"sts": found})
+    beyond = build_page(papers, load_results(papers, settings.results), tmp_path).partition("## Beyond")[2]
+    assert "| smith/1-plain | STS | mean | 0.300" in beyond, "a row that stands elsewhere has its paper's name"
 
 
 def test_runs_that_differ_in_what_was_scored_or_written_beside_are_compared(
@@ -1100,13 +1136,23 @@ def test_a_claim_about_a_pretrained_pooler_is_not_compared_with_an_encoder_that_
     path = recipes / "smith" / "findings.toml"
     path.write_text(path.read_text().replace('on = "mean"', 'on = "mean"\nneeds_pooler = true'))
     papers = find_papers(recipes)
-    for encoder, counts in {"bert": "| 1 | 1 | 0 | 0 |", "minilm": "| 0 | 1 | 0 | 1 |"}.items():
-        here = replace(settings, encoder=encoder, results=tmp_path / encoder)
-        run_jobs(jobs_of(papers, "smith/1-plain", "smith/2-mean", seeds=2), here, Listener())
+    judged, not_judged = "| 1 | 1 | 0 | 0 |", "| 0 | 1 | 0 | 1 |"
+    cases = [
+        ("bert", None, judged),
+        ("minilm", None, not_judged),
+        ("mini", True, not_judged),
+        ("minilm", False, judged),
+    ]
+    for number, (encoder, untrained, counts) in enumerate(cases):
+        here = replace(settings, encoder=encoder, results=tmp_path / str(number))
+        jobs = jobs_of(papers, "smith/1-plain", "smith/2-mean", seeds=2)
+        run_jobs(jobs, here, Listener())
+        for job in jobs if untrained is not None else ():  # older results do not say it
+            written(job, here, untrained_pooler=untrained)
         page = build_page(papers, load_results(papers, here.results), tmp_path)
         assert f"| {encoder} | 2 of 4 | 4 {counts}" in page
         told = [line for line in page.splitlines() if "not compared**: the encoder lacks a trained pooler" in line]
-        assert len(told) == (encoder == "minilm")
+        assert len(told) == (counts == not_judged)
         assert all(re.search(r"\| [+-]0\.\d{3} \([+-]\d\.\d{3} to [+-]\d\.\d{3}\) \| 2 \|", line) for line in told)
 
 

@@ -126,6 +126,7 @@ def train(
     tokenizer, first, _ = made if not done else new_model(recipe, where)
     # Everything is read before anything is trained: a file that is wrong is found now, not after the stages.
     prepared = _prepare_parts(left, tokenizer, first, data_folder(recipe, data), watcher)
+    about = {"untrained_pooler": first.encoder.pooler.is_untrained}
     del first
     if resume:
         for path, found in prepared.items():
@@ -134,7 +135,8 @@ def train(
             check_still_there(path, stage, data_folder(recipe, data))
     with held(folder):
         open_run(folder, recipe, prepared[folder], overwrite=overwrite and not resume)
-        for message in (*idle_settings(recipe), *_untrained_pooler(made[1])):
+        noise = about["untrained_pooler"] and "pooler" in made[1].poolings.values()
+        for message in (*idle_settings(recipe), *([UNTRAINED] if noise else [])):
             watcher.warn(message)
         for path, part in left.items():
             if recipe.stages and isinstance(watcher, StageWatcher):
@@ -143,7 +145,7 @@ def train(
                 made = new_model(part, where, start=_encoder_of(done), stage=numbers[path])
             if path != folder:
                 open_run(path, part, prepared[path], overwrite=not resume)
-            results = _train_part(part, path, made, prepared[path], where, resume=resume, watcher=watcher)
+            results = _train_part(part, path, made, prepared[path], where, about, resume=resume, watcher=watcher)
             done.append(path)
             _forget_checkpoints(done, folder)
     return Run(folder, results)
@@ -207,11 +209,12 @@ def _train_part(
     made: tuple[Tokenizer, MultitaskModel, Manifest],
     prepared: Prepared,
     device: torch.device,
+    about: Mapping[str, Any],
     *,
     resume: bool,
     watcher: Watcher,
 ) -> dict[str, Any]:
-    """A stage or, after them, the recipe's own tasks; returns its results."""
+    """A stage or, after them, the recipe's own tasks; returns its results. `about`: what else they are to say."""
     tokenizer, model, manifest = made
     layers = masked_layers(recipe)
     if layers and isinstance(watcher, Preparing):
@@ -238,6 +241,7 @@ def _train_part(
     try:
         done = {
             **done_by(trainer),
+            **about,
             "geometry": geometries(chosen, tokenizer, prepared, recipe),
             "masked_layers": layers,
             "stages": _stages_before(folder, recipe),
@@ -273,14 +277,10 @@ def new_model(
     return Tokenizer.load(folder), model.to(device), manifest
 
 
-def _untrained_pooler(model: MultitaskModel) -> list[str]:
-    """What to say of a model that reads a pooler which nobody trained."""
-    if "pooler" not in model.poolings.values() or not model.encoder.pooler.is_untrained:
-        return []
-    return [
-        "the encoder's pooler was never trained (its bias is 0): "
-        'what pooling "pooler" reads is random at first; "cls" and "mean" read what the encoder has learnt'
-    ]
+UNTRAINED = (
+    "the encoder's pooler was never trained (its bias is 0): "
+    'what pooling "pooler" reads is random at first; "cls" and "mean" read what the encoder has learnt'
+)
 
 
 def masked_layers(recipe: Recipe) -> dict[str, str]:

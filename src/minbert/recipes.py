@@ -83,7 +83,7 @@ def parse_recipe(raw: Mapping[str, Any], where: str = "recipe") -> Recipe:
     rows = table.pop("tasks", None)
     if not isinstance(rows, Mapping) or not rows:
         raise MinbertError(f"{where}: no tasks; expected a table such as [tasks.sst]")
-    tasks = tuple(check_task(_task(name, row, where)) for name, row in rows.items())
+    tasks = tuple(_task(name, row, where) for name, row in rows.items())
     stages = _stages(table.pop("stages", ()), table.get("model", {}), where)
     recipe: Recipe = build(Recipe, table, where, tasks=tasks, stages=stages)
     check_recipe(recipe, where)
@@ -136,13 +136,20 @@ def _task(name: str, row: Any, where: str) -> Task:
                 f"{spot} has no kind and is not built in{suggest(name, BUILT_IN)}; "
                 f"expected kind to be one of: {', '.join(get_args(Kind))}"
             )
-        return build(Task, row, spot, name=name)
+        return _checked(build(Task, row, spot, name=name), where)
     known = {item.name: getattr(BUILT_IN[like], item.name) for item in fields(Task)}
     changed = build(Task, {"kind": BUILT_IN[like].kind, **row}, spot, name=name)
     own = {"name", *row}
     if row.get("kind") == "masked" or (contrastive and "only" not in row):  # which says by its label which rows to read
         own |= {"kind", "label", "classes"}
-    return replace(changed, **{key: value for key, value in known.items() if key not in own})
+    return _checked(replace(changed, **{key: value for key, value in known.items() if key not in own}), where)
+
+
+def _checked(task: Task, where: str) -> Task:
+    try:
+        return check_task(task)
+    except MinbertError as error:
+        raise MinbertError(f"{where}: {error}") from None
 
 
 def to_toml(recipe: Recipe) -> str:

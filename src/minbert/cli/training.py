@@ -249,13 +249,15 @@ def reproduce(
 ) -> None:
     """Run the rows of the papers that are missing, and write the page with their numbers and ours."""
     from minbert.reproduction.figures import draw_all
-    from minbert.reproduction.jobs import Settings, check_ready, plan_jobs
+    from minbert.reproduction.jobs import Settings, check_page, check_ready, plan_jobs
     from minbert.reproduction.page import write_page
     from minbert.reproduction.recipes import choose_rows, find_papers
     from minbert.reproduction.runs import Outcome, run_jobs
     from minbert.training.stopping import asked_to_end
 
+    place = page or (PAGE if results == RESULTS else results / PAGE.name)
     papers = find_papers(recipes)
+    check_page(place)
     rows = choose_rows(papers, targets or [])
     if decisive:
         rows = [row for row in rows if papers[row.paper].rank(row.name) < 2]
@@ -295,7 +297,6 @@ def reproduce(
                 highlight=False,
                 soft_wrap=True,
             )
-    place = page or (PAGE if results == RESULTS else results / PAGE.name)
     write_page(papers, results, place, draw=draw_all)
     out.print(f"written: {shown(place)}", highlight=False, soft_wrap=True)
     if outcome.failed or outcome.interrupted:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from minbert.encoders import UNTRAINED_POOLER
 from minbert.errors import MinbertError, shown
 from minbert.recipes import read_recipe
 from minbert.reproduction.findings import Verdict, judge, scores_of
@@ -83,6 +82,12 @@ class Found:
         return sum(map(len, trained)) > len(set().union(*trained))
 
     @cached_property
+    def lacks_pooler(self) -> bool:
+        """Did a run begin with a pooler that nobody had trained?"""
+        older = self.encoder in ("minilm", "mpnet")  # results that do not say it are of these two, and theirs is none
+        return any(one.get("untrained_pooler", older) for one in self.by_seed.values())
+
+    @cached_property
     def caps(self) -> set[int]:
         """Of the runs that a cap shortened; none where all were whole."""
         return {one["reproduction"]["steps_cap"] for one in self.by_seed.values() if was_cut(one)}
@@ -126,6 +131,9 @@ ALMOST_ALWAYS = 0.975
 UNEVEN = 1.25
 """How many times as large a part of its steps one row may have than another that it is compared with."""
 
+NEEDED = ("dev", "overall", "reproduction")
+"""What every result has."""
+
 Results = dict[str, dict[str, Found]]
 """By encoder and row."""
 
@@ -147,9 +155,13 @@ def load_results(papers: Mapping[str, Paper], folder: Path) -> Results:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise MinbertError(f"{shown(path)}: not JSON ({error}); expected what minbert reproduce wrote") from None
+    missing = [key for key in NEEDED if not isinstance(found, dict) or key not in found]
+    if missing:
+        raise MinbertError(f"{shown(path)}: no {', '.join(missing)}; expected what minbert reproduce wrote")
+    return found
 
 
 def tasks_of(paper: Paper, found: Mapping[str, Found]) -> list[str]:
@@ -189,7 +201,7 @@ def _alike(one: Found, other: Found) -> bool:
 
 def _hindrance(finding: Finding, one: Found, other: Found) -> str:
     """Why two rows say nothing about a claim though both were run alike."""
-    if finding.needs_pooler and one.encoder in UNTRAINED_POOLER:
+    if finding.needs_pooler and (one.lacks_pooler or other.lacks_pooler):
         return "the encoder lacks a trained pooler"
     dependent = [f"`{found.row.name}`" for found in (one, other) if found.shares_trainings]
     return f"seeds of {' and of '.join(dependent)} share trainings" if dependent else ""

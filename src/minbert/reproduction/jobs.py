@@ -22,7 +22,7 @@ from typing import Any
 
 from minbert.config import Recipe, TrainingConfig, data_folder
 from minbert.encoders import find_encoder, last_part
-from minbert.errors import MinbertError, shown, suggest
+from minbert.errors import MinbertError, require, shown, suggest
 from minbert.preparing import files_of, other_files, pooling_weights, read_notes
 from minbert.recipes import (
     begins,
@@ -131,6 +131,8 @@ OPTIONS = {"model.encoder": "--encoder", "seed": "--seeds", "training.max_steps"
 def check_sets(rows: Iterable[Row], sets: Sequence[str]) -> None:
     """Does each `--set` change something of a row that is to be run?"""
     for setting in sets:
+        if key_of(setting) in ("name", "about") or key_of(setting).startswith("paper."):
+            raise MinbertError(f"--set {setting}: is what a row is called; expected something that it trains with")
         if option := OPTIONS.get(key_of(setting)):
             raise MinbertError(f"--set {setting}: expected {option} instead, which is recorded with each result")
     named = {task.name for row in rows for task in read_recipe(row.path).tasks}
@@ -200,6 +202,16 @@ def begun_otherwise(job: Job, settings: Settings) -> list[str] | None:
     return found
 
 
+def check_page(page: Path) -> None:
+    """Can the page be written, and its figures beside it?"""
+    require("matplotlib", "report", "drawing the figures of minbert reproduce")
+    if page.is_dir():
+        raise MinbertError(
+            f"{shown(page)}: is a folder; expected a file for the page, such as {shown(page / 'page.md')}"
+        )
+    check_writable(page.parent)
+
+
 def check_writable(folder: Path) -> None:
     """Can files be written there? The folder is made if it is not there yet."""
     try:
@@ -208,9 +220,7 @@ def check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         reason = error.strerror or str(error)
-        raise MinbertError(
-            f"{shown(folder)}: cannot be written ({reason}); expected a folder for runs and results"
-        ) from None
+        raise MinbertError(f"{shown(folder)}: cannot be written ({reason}); expected a folder to write into") from None
 
 
 def sort_out(jobs: Iterable[Job], settings: Settings) -> tuple[list[Job], dict[Job, list[str]]]:

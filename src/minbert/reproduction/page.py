@@ -12,10 +12,11 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from minbert.atomic import write_text
 from minbert.config import Recipe
-from minbert.encoders import SEEN_QUORA
+from minbert.encoders import has_seen_quora
 from minbert.recipes import read_recipe
 from minbert.reproduction.comparisons import findings_table, interval
 from minbert.reproduction.figures import OVERLAP_CAPTION, saving_caption
@@ -42,15 +43,8 @@ seeds and ± the standard deviation.
 
 What differs from the papers, in every row:
 
-- **The encoder.** They started from bert-base-uncased (12 layers, 110 million parameters). Ours is named above each table;
-  minilm has 6 layers and 22 million parameters, mpnet 12 and 109 million. Both were trained to give sentence vectors, and
-  **both have seen Quora questions** in that training, so that a Quora score of theirs is not one of a fresh model. BERT's
-  pooler was pretrained, **theirs never was**: the bias is 0 and the weights are noise. Rows that read the pooler train it from
-  there.
-- **The training data of Quora.** The course's 141,506 pairs are not to be had; the 127,043 here are another sample, with 60%
-  duplicates where dev has 37%. The recipes do as the papers did and weigh nothing;
-  `--set tasks.quora.class_weights=[1.6,0.6]` corrects for it, and a table made so says it.
-- **The small print.** Where a paper is silent the recipe follows the course's own code (AdamW without weight decay, no
+- **The encoder.** They started from bert-base-uncased (12 layers, 110 million parameters). Ours is named above each table.{encoders}
+{quora}- **The small print.** Where a paper is silent the recipe follows the course's own code (AdamW without weight decay, no
   warm-up, no clipping, batches of 8, dropout .3); each guess is in the notes below its table. AdamW's eps is 1e-8, the course's 1e-6.
   Batches hold texts of about one length. On a GPU products are in bf16.
 
@@ -68,6 +62,19 @@ the list of what differs says so.
 
 After each epoch a model is chosen or not by its scores on at most 4,000 dev rows of a task (Quora has 20,212; `dev_sample` in the
 recipes). The scores in the tables are those of the chosen model on all of dev.
+"""
+
+OUR_ENCODERS = """
+  minilm has 6 layers and 22 million parameters, mpnet 12 and 109 million. Both were trained to give sentence vectors, and
+  **both have seen Quora questions** in that training, so that a Quora score of theirs is not one of a fresh model. BERT's
+  pooler was pretrained, **theirs never was**: the bias is 0 and the weights are noise. Rows that read the pooler train it from
+  there."""
+OUR_QUORA = 127_043
+"""Rows of the file that its paragraph is about."""
+QUORA = f"""\
+- **The training data of Quora.** The course's 141,506 pairs are not to be had; the {OUR_QUORA:,} here are another sample, with 60%
+  duplicates where dev has 37%. The recipes do as the papers did and weigh nothing;
+  `--set tasks.quora.class_weights=[1.6,0.6]` corrects for it, and a table made so says it.
 """
 
 OVERALL = {
@@ -96,11 +103,22 @@ def write_page(
 def build_page(papers: Mapping[str, Paper], results: Results, folder: Path) -> str:
     """The whole page; `folder` is where it will lie."""
     (recipes,) = {row.recipes for paper in papers.values() for row in paper.rows.values()}
-    intro = INTRO.format(recipes=_relative(recipes / "README.md", folder), margin=MARGIN, uneven=UNEVEN)
+    every = [one for found in results.values() for row in found.values() for one in row.by_seed.values()]
+    intro = INTRO.format(
+        recipes=_relative(recipes / "README.md", folder),
+        margin=MARGIN,
+        uneven=UNEVEN,
+        encoders=OUR_ENCODERS if {"minilm", "mpnet"} & results.keys() else "",
+        quora=QUORA if any(_train_rows(one, "quora") == OUR_QUORA for one in every) else "",
+    )
     parts = [intro, _summary(papers, results), _decided(papers, results)]
     parts.append(_picture(folder, "samplers", SCHEDULES))
     parts += [_section(paper, results, folder) for paper in papers.values()]
     return "\n".join(part for part in parts if part)
+
+
+def _train_rows(results: Mapping[str, Any], task: str) -> int | None:
+    return results["data"].get("train", {}).get(task, {}).get("rows")
 
 
 SCHEDULES = "Two epochs of each sampler over three made-up datasets of 6, 20 and 4 batches: which task each step has"
@@ -161,7 +179,7 @@ def _section(paper: Paper, results: Results, folder: Path) -> str:
         )
         parts.append(_picture(folder, f"{paper.name}-{encoder}-saving", saving_caption(found)))
         parts.append(_picture(folder, f"{paper.name}-{encoder}-overlap", OVERLAP_CAPTION))
-        parts += _geometry(found)
+        parts += _geometry(found, results[encoder])
         if any(verdict.seeds for verdict in verdicts(paper, found)):
             parts += [*findings_table(paper, found), ""]
     notes = [f"- {note}" for note in paper.claims.notes]
@@ -190,15 +208,15 @@ def _conditions(encoder: str, found: Mapping[str, Found]) -> list[str]:
             lines.append(f"- {condition}: {rows}")
     if caps:
         lines.append("A longer run was thinned evenly to the cap, so that each epoch and each task keeps its share.")
-    if encoder in SEEN_QUORA:
+    if has_seen_quora(encoder):
         lines.append(f"{encoder} has seen Quora questions in its own training.")
     every = [one for row in found.values() for one in row.by_seed.values()]
     devices = sorted({str(one["environment"]["device_name"]) for one in every})
-    commits = sorted({str(one["environment"]["commit"]) for one in every})
+    commits = sorted({one["environment"]["commit"] for one in every if one["environment"]["commit"]})
     hours = sum(one["seconds"] for one in every) / 3600
     lines.append(
-        f"{len(every)} run{'s' * (len(every) > 1)}, {hours:.1f} hours of training on {', '.join(devices)}; "
-        f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}."
+        f"{len(every)} run{'s' * (len(every) > 1)}, {hours:.1f} hours of training on {', '.join(devices)}"
+        + (f"; commit{'s' * (len(commits) > 1)} {', '.join(commits)}." if commits else ".")
     )
     sizes: dict[str, set[int]] = {}
     for one in every:
@@ -279,18 +297,19 @@ def _steps(found: Found | None) -> str:
     return before + (f"{planned:,}" if whole in (None, planned) else f"{planned:,} of {whole:,}")
 
 
-def _geometry(found: Mapping[str, Found]) -> list[str]:
-    """Alignment and uniformity of the rows that compare vectors, and of those they were built on."""
+def _geometry(found: Mapping[str, Found], every: Mapping[str, Found]) -> list[str]:
+    """Alignment and uniformity of the rows that compare vectors, and of those they were built on, whosever these are."""
     recipes = {key: read_recipe(one.row.path) for key, one in found.items()}
     rows = {key for key, recipe in recipes.items() if _is_contrastive(recipe)}
     rows |= {found[key].row.reported.after for key in rows}
     lines = []
-    for key, one in found.items():
+    for key, one in every.items():
         for task in ("quora", "sts") if key in rows else ():
             values = [run["geometry"][task] for run in one.by_seed.values() if task in run.get("geometry", {})]
             if values:
                 spread = " | ".join(_spread([value[name] for value in values]) for name in ("alignment", "uniformity"))
-                lines.append(f"| {one.row.name} | {LABELS[task]} | {values[0]['vectors']} | {spread} |")
+                name = one.row.name if key in found else key
+                lines.append(f"| {name} | {LABELS[task]} | {values[0]['vectors']} | {spread} |")
     if not lines:
         return []
     head = ["| row | pairs | vectors | alignment | uniformity |", "|---|---|---|---|---|"]
