@@ -94,5 +94,8 @@ def test_what_is_refused(run: Path, tmp_path: Path) -> None:
         read_mistakes(run, tasks=["st"])
     with pytest.raises(MinbertError, match="expected the folder of a finished run"):
         read_mistakes(tmp_path)
+    (taken := tmp_path / "taken.md").mkdir()
     with pytest.raises(MinbertError, match="cannot be written"):
-        write_mistakes(read_mistakes(run), tmp_path)
+        write_mistakes(read_mistakes(run), taken)
+    with pytest.raises(MinbertError, match=r"errors\.pdf: expected a name that ends in \.md or \.json"):
+        write_mistakes(read_mistakes(run), tmp_path / "errors.pdf")

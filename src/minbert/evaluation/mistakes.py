@@ -113,8 +113,9 @@ def _compared(part: Slice, each: TaskMistakes) -> Iterator[tuple[Rate, bool]]:
 
 
 def write_mistakes(found: Sequence[TaskMistakes], path: Path, *, texts: bool = True) -> None:
-    """The same as a file: JSON where the name ends so, else Markdown. Without texts it may be shown where the dataset may
-    not."""
+    """The same as a file, Markdown or JSON by its name. Without texts it may be shown where the dataset may not."""
+    if path.suffix not in (".md", ".json"):
+        raise MinbertError(f"{shown(path)}: expected a name that ends in .md or .json")
     if path.suffix == ".json":
         content = json.dumps(_as_json(found, texts=texts), indent=1, ensure_ascii=False) + "\n"
     else:
