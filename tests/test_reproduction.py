@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from minbert import cli
 from minbert.config import SamplerConfig
@@ -27,6 +28,7 @@ from minbert.data.raw import fingerprint
 from minbert.errors import MinbertError, MissingExtraError
 from minbert.evaluation.diagnosis import T975, t_reach
 from minbert.evaluation.mistakes import load_mistakes
+from minbert.model.pretrained import weights_digest
 from minbert.recipes import as_dict, revisions
 from minbert.reproduction.figures import (
     OURS,
@@ -1172,6 +1174,30 @@ def test_ensembles_whose_seeds_share_a_training_are_not_compared(
             written(job, settings, members=members)
         assert ("**not compared**: seeds of `2-mean` share trainings" in told()) == (second == 2)
         assert "| +0.100 (+0.100 to +0.100) | 2 | **" in told(), "the figures are shown all the same"
+
+
+def test_another_encoder_of_the_same_name_does_not_count(
+    papers: dict[str, Paper], settings: Settings, tiny_encoder: Path, tmp_path: Path
+) -> None:
+    """Its own copy does, in half precision too, and so does a result of before results said it."""
+    place = tmp_path / "home" / "tiny"
+    shutil.copytree(tiny_encoder, place)
+    here = replace(settings, encoder=str(place))
+    job, other = jobs_of(papers, "smith/1-plain", "smith/2-mean")
+    run_jobs([job, other], here, Listener())
+    assert is_done(job, here)
+    written(job, here, encoder_weights=weights_digest(place))
+    assert is_done(job, here)
+    tensors = load_file(place / "model.safetensors")
+    save_file({name: value.half() for name, value in tensors.items()}, place / "model.safetensors")
+    assert is_done(job, replace(here)), "settings remember what they have read"
+    tensors["embeddings.word_embeddings.weight"] *= 1.5
+    save_file(tensors, place / "model.safetensors")
+    assert made_otherwise(job, replace(here)) == ["another encoder is called tiny now"]
+    assert is_done(job, replace(here, encoder="elsewhere/tiny")), "one that is not there cannot be asked"
+    written(other, here, encoder_weights=weights_digest(place))
+    page = build_page(papers, load_results(papers, here.results), tmp_path)
+    assert "| tiny | 2 of 4 | 2 | 0 | 0 | 0 | 2 |" in page
 
 
 def test_an_ensemble_of_other_seeds_does_not_count(papers: dict[str, Paper], settings: Settings) -> None:

@@ -83,15 +83,18 @@ def home() -> Path:
     return Path(os.environ.get("MINBERT_HOME") or Path.home() / ".cache" / "minbert").expanduser()
 
 
+def local_encoder(name: str | Path) -> Path | None:
+    """The folder of an encoder, if it is on this machine."""
+    folder = Path(name).expanduser()
+    places = [folder, _cache_folder(_full_name(str(name)))]
+    return next((place for place in places if (place / "config.json").exists()), None)
+
+
 def find_encoder(name: str | Path) -> Path:
     """The folder of an encoder that is on this machine; a hub id that is not cached is fetched."""
-    folder = Path(name).expanduser()
-    if (folder / "config.json").exists():
-        return folder
-    name = str(name) if folder.is_dir() else ALIASES.get(str(name), str(name))
-    cached = _cache_folder(name)
-    if (cached / "config.json").exists():
-        return cached
+    if found := local_encoder(name):
+        return found
+    folder, name = Path(name).expanduser(), _full_name(str(name))
     if folder.is_dir():
         raise MinbertError(f"{shown(folder)}: no config.json; expected a folder in Hugging Face layout")
     if name in PUBLISHED:
@@ -105,7 +108,7 @@ def find_encoder(name: str | Path) -> Path:
 
 def get_encoder(name: str, *, force: bool = False) -> Path:
     """Put an encoder into the cache: a published name, a hub id, or a folder. Returns its cached folder."""
-    name = name if Path(name).expanduser().is_dir() else ALIASES.get(name, name)
+    name = _full_name(name)
     target = _cache_folder(name)
     if not force and (target / "config.json").exists():
         return target
@@ -250,6 +253,10 @@ def _copy_model(source: Path, target: Path) -> None:
 def last_part(name: str) -> str:
     """What an encoder is called, wherever it lies: the last part of a folder or of a hub id."""
     return name.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _full_name(name: str) -> str:
+    return name if Path(name).expanduser().is_dir() else ALIASES.get(name, name)
 
 
 def has_seen_quora(name: str) -> bool:

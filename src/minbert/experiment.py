@@ -33,7 +33,7 @@ from minbert.machine import choose_device, set_threads
 from minbert.model.manifest import Manifest
 from minbert.model.multitask import MultitaskModel, outputs_of
 from minbert.model.neighbours import Neighbours
-from minbert.model.pretrained import has_vocabulary, load_folder, load_vocabulary
+from minbert.model.pretrained import has_vocabulary, load_folder, load_vocabulary, weights_digest
 from minbert.model.saved import build_model, load_model, save_model
 from minbert.preparing import (
     Prepared,
@@ -126,7 +126,10 @@ def train(
     tokenizer, first, _ = made if not done else new_model(recipe, where)
     # Everything is read before anything is trained: a file that is wrong is found now, not after the stages.
     prepared = _prepare_parts(left, tokenizer, first, data_folder(recipe, data), watcher)
-    about = {"untrained_pooler": first.encoder.pooler.is_untrained}
+    about = {
+        "encoder_weights": weights_digest(find_encoder(recipe.model.encoder)),
+        "untrained_pooler": first.encoder.pooler.is_untrained,
+    }
     del first
     if resume:
         for path, found in prepared.items():

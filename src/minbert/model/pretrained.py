@@ -9,6 +9,7 @@ a folder: `config.json` beside `model.safetensors` or `pytorch_model.bin`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import warnings
@@ -96,6 +97,16 @@ def load_folder(
         view.copy_(tensors[name])  # fp16 becomes fp32 on the way
     unknown = sorted(_published_name(name, config) for name in set(tensors) - set(views))
     return encoder, LoadReport((*ignored, *unknown), initialised)
+
+
+def weights_digest(folder: Path) -> str:
+    """The sha256 of an encoder's shape and weights; the same for a copy of it in half precision."""
+    digest = hashlib.sha256(repr(read_config(folder)).encode())
+    _, tensors = _read_tensors(folder)
+    for name in sorted(tensors):
+        if tensors[name].is_floating_point():
+            digest.update(name.encode() + tensors[name].half().numpy().tobytes())
+    return digest.hexdigest()
 
 
 # Of a published prediction layer, as BERT and as MPNet name it -> ours. Its weights over the vocabulary are the token

@@ -82,6 +82,11 @@ class Found:
         return sum(map(len, trained)) > len(set().union(*trained))
 
     @cached_property
+    def weights(self) -> set[str]:
+        """Of the encoders that the runs began with; older results do not say."""
+        return {weights for one in self.by_seed.values() if (weights := one.get("encoder_weights"))}
+
+    @cached_property
     def lacks_pooler(self) -> bool:
         """Did a run begin with a pooler that nobody had trained?"""
         older = self.encoder in ("minilm", "mpnet")  # results that do not say it are of these two, and theirs is none
@@ -185,8 +190,13 @@ def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
 
 
 def _alike(one: Found, other: Found) -> bool:
-    """Were they run with the same settings and files, as their recipes are now? What older ones came to decides nothing."""
-    if not (one.is_current and other.is_current) or len(one.caps | other.caps) > 1:
+    """Were they run with the same settings, files and encoder, as their recipes are now? What older ones came to decides
+    nothing."""
+    if (
+        not (one.is_current and other.is_current)
+        or len(one.caps | other.caps) > 1
+        or len(one.weights | other.weights) > 1
+    ):
         return False
     if any(len(one.files.get(name, set()) | other.files.get(name, set())) > 1 for name in {*one.files, *other.files}):
         return False

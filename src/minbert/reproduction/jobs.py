@@ -17,11 +17,12 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from minbert.config import Recipe, TrainingConfig, data_folder
-from minbert.encoders import find_encoder, last_part
+from minbert.encoders import find_encoder, last_part, local_encoder
 from minbert.errors import MinbertError, require, shown, suggest
 from minbert.preparing import files_of, other_files, pooling_weights, read_notes
 from minbert.recipes import (
@@ -68,6 +69,17 @@ class Settings:
     @property
     def encoder_name(self) -> str:
         return last_part(self.encoder)
+
+    @cached_property
+    def encoder_weights(self) -> str | None:
+        """What tells one encoder from another of its name; None where it is not on this machine, or cannot be read."""
+        from minbert.model.pretrained import weights_digest
+
+        folder = local_encoder(self.encoder)
+        try:
+            return weights_digest(folder) if folder else None
+        except MinbertError:
+            return None
 
 
 @dataclass(frozen=True)
@@ -246,6 +258,8 @@ def unlike(results: Mapping[str, Any], job: Job, settings: Settings) -> list[str
     folder = data_folder(recipe, settings.data)
     found = changes_since(results, recipe, settings) + other_files(results.get("data", {}), recipe, folder)
     found += _other_members(results, recipe)
+    if (weights := results.get("encoder_weights")) and settings.encoder_weights not in (None, weights):
+        found.append(f"another encoder is called {settings.encoder_name} now")
     for stage in recipe.stages:  # older results say nothing of what their stages read
         notes = results.get("stages", {}).get(stage.name, {}).get("data")
         found += other_files(notes, stage, folder) if notes else []

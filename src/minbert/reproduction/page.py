@@ -53,7 +53,7 @@ A finding compares two rows over the seeds that both have: the mean of the paire
 +{margin:g}, and did not hold if it lies above 0. Everything else is **undecided**, and so is every finding with one seed, and
 every one of two rows of which a cap on the steps left different parts, one more than {uneven:g} times the other. A finding is
 **not compared** where one of its rows was not run or the two have no seed in common, where not all of their runs had the same
-settings or caps of several sizes shortened them, and where one of the two was not made by its recipe as it is now. Nor
+encoder, or the same settings or caps of several sizes shortened them, and where one of the two was not made by its recipe as it is now. Nor
 is a claim about what a pretrained pooler has learnt, with an encoder that has none, nor a row of ensembles of which two
 seeds share a training: the figures are shown all the same. A
 correlation that does not exist, because all answers are the same, counts as 0. Of twenty findings that are nothing but chance,
