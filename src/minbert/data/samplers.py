@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minbert.config import SamplerConfig
+from minbert.data.batches import BUCKET
 from minbert.data.streams import Budget, Part, Step, Stream
 from minbert.errors import MinbertError, suggest
 
@@ -212,10 +213,15 @@ class All(Sampler):
 
 
 class Mixed(Sampler):
-    """Rows of all tasks shuffled together; a step has a part for each task that is in its batch."""
+    """Rows of all tasks shuffled together; a step has a part for each task that is in its batch.
+
+    They are not sorted by length, which would gather the task of the shortest texts in a few batches and leave it out of
+    others; only a token budget has them sorted, as it has every batch.
+    """
 
     def _epochs(self) -> Iterator[Iterable[Step]]:
         streams = list(self.streams.values())
+        bucket = BUCKET if self.budget.tokens else 1
         for epoch in range(self.planned_epochs):
             rng = self._order_rng(epoch)
             chosen = [stream.choose(rng) for stream in streams]
@@ -227,7 +233,7 @@ class Mixed(Sampler):
                     Part(streams[task].task, rows[batch[owners[batch] == task]], epoch)
                     for task in np.unique(owners[batch])
                 )
-                for batch in self.budget.cut(lengths, rng)
+                for batch in self.budget.cut(lengths, rng, bucket=bucket)
             )
 
 

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from minbert.data.batches import plan_batches
+from minbert.data.batches import BUCKET, plan_batches
 from minbert.data.repeats import part_repeats
 
 PASSES = 1  # what a generator is for: a task's own rows; other numbers are in samplers.py and rows.py
@@ -45,8 +45,10 @@ class Budget:
     tokens: int
     """Padding counted; 0: only the rows count."""
 
-    def cut(self, lengths: NDArray[np.integer], rng: np.random.Generator) -> list[NDArray[np.int64]]:
-        return plan_batches(lengths, rows=self.rows, tokens=self.tokens or None, rng=rng)
+    def cut(
+        self, lengths: NDArray[np.integer], rng: np.random.Generator, *, bucket: int = BUCKET
+    ) -> list[NDArray[np.int64]]:
+        return plan_batches(lengths, rows=self.rows, tokens=self.tokens or None, rng=rng, bucket=bucket)
 
 
 @dataclass(frozen=True)
