@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from typer.testing import CliRunner
 
 import minbert
@@ -125,6 +126,15 @@ def test_every_head_and_pooling_equals_torch(
     assert manifest["tasks"]["embedding"]["output"] == "task_embedding"
     assert manifest["tasks"]["pair-ph"]["reads"] == ["joint", "reversed"]
     assert manifest["tasks"]["together"]["reads"] == ["first", "second"]
+
+
+def test_the_common_layer_is_in_the_file_once(tmp_path: Path, tiny_encoder: Path) -> None:
+    """However many tasks, and branches of their heads, go through it."""
+    predictor = predictor_of(tiny_encoder, EVERY, common_layer=True, common_tasks=["sst", "pair-ph", "pair-dpha"])
+    export_model(predictor, "onnx", tmp_path / "out", rows=ROWS)
+    layer = predictor.model.common[0].weight.detach().numpy().T
+    stored = [numpy_helper.to_array(one) for one in onnx.load(tmp_path / "out" / "model.onnx").graph.initializer]
+    assert sum(one.shape == layer.shape and np.array_equal(one, layer) for one in stored) == 1
 
 
 def test_vectors_of_an_earlier_run_are_answered_without_encoding(tmp_path: Path, tiny_encoder: Path) -> None:

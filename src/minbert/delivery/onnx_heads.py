@@ -31,7 +31,6 @@ from minbert.delivery.onnx_names import EMBEDDING, IDS, KNOWN, MASK, PAIRS, SEGM
 from minbert.errors import MinbertError
 from minbert.model.encoder import POOLINGS, Pooling
 from minbert.model.multitask import MultitaskModel
-from minbert.tasks import Task
 
 SMALLEST = 1e-8  # length of a vector for a cosine, as torch has it
 
@@ -78,18 +77,21 @@ def build_multitask(
         inputs[PAIRS] = TensorProto.INT64, "pairs", 2
         _default(graph, PAIRS, np.zeros((0, 2), np.int64))
         sides = [graph.add("Gather", PAIRS, graph.constant(np.int64(side)), axis=1) for side in (0, 1)]
+    common = Head(graph, _weights(model.common)) if model.common is not None else None
     for task in tasks:
-        how, common = model.poolings[task.name], task.name in model.common_tasks
-        both = len(task.answer_views) == 2
-        head, first = Head(graph, _weights(model.heads[task.name]), task), {}
-        if common and task.head in ORDERS:  # the layer begins each branch, that of the difference too
-            first = {"first": partial(_through, Head(graph, _weights(model.common), task))}
-        elif (how, common) not in vectors:
-            vectors[how, common] = _through(Head(graph, _weights(model.common), task), vectors[how, False])
-        read = vectors[how, common and not first]
+        how, both = model.poolings[task.name], len(task.answer_views) == 2
+        head = Head(graph, _weights(model.heads[task.name]), task.scale)
+        read = vectors[how, False]
+        if common is not None and task.name in model.common_tasks:
+            if task.head in ORDERS:  # the layer begins each branch, that of the difference too
+                head.first = partial(_through, common)
+            else:
+                if (how, True) not in vectors:
+                    vectors[how, True] = _through(common, read)
+                read = vectors[how, True]
         views = [graph.add("Gather", read, side) for side in sides] if both else [read]
         name = output_name(task)
-        found[name] = HEADS[task.head](head, *views, **first)
+        found[name] = HEADS[task.head](head, *views)
         outputs[name] = TensorProto.FLOAT, "pairs" if both else "answers", task.outputs
     graph.name_outputs(found)
     return as_model(graph, inputs, outputs)
@@ -108,16 +110,20 @@ def _weights(module: Any) -> dict[str, Floats]:
 
 
 class Head:
-    """A graph to add to, a head's weights, and its task."""
+    """A graph to add to, a head's weights, the scale of its answers, and what each of its branches begins with."""
 
-    def __init__(self, graph: EncoderGraph, weights: Mapping[str, Floats], task: Task) -> None:
+    def __init__(self, graph: EncoderGraph, weights: Mapping[str, Floats], scale: float = 1.0) -> None:
         self.add, self.constant, self.axes = graph.add, graph.constant, graph.axes
-        self.weights, self.task = weights, task
+        self.weights, self.scale = weights, scale
+        self.first: Callable[[str], str] = lambda view: view
+        self.layers: dict[str, tuple[str, str]] = {}  # that are in the graph already: weight and bias
 
     def linear(self, name: str, x: str) -> str:
         """(rows, inputs) to (rows, outputs)."""
-        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
-        return self.add("Gemm", x, self.constant(weight.T), self.constant(bias))
+        if name not in self.layers:
+            weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+            self.layers[name] = self.constant(weight.T), self.constant(bias)
+        return self.add("Gemm", x, *self.layers[name])
 
     def relu(self, x: str) -> str:
         return self.add("Relu", x)
@@ -134,7 +140,7 @@ class Head:
         return self.dot(self.add("Div", u, lengths[0]), self.add("Div", v, lengths[1]))
 
     def scaled(self, x: str) -> str:
-        return self.add("Mul", x, self.constant(np.float32(self.task.scale)))
+        return self.add("Mul", x, self.constant(np.float32(self.scale)))
 
 
 def _interaction(head: Head, u: str, v: str) -> str:
@@ -151,17 +157,9 @@ def _through(common: Head, vectors: str) -> str:
     return common.add("Tanh", common.linear("0", vectors))
 
 
-def _both_orders(
-    head: Head,
-    joint: str,
-    other: str,
-    *,
-    first: Callable[[str], str] = lambda view: view,
-    difference: bool = False,
-    activation: bool = False,
-) -> str:
+def _both_orders(head: Head, joint: str, other: str, *, difference: bool = False, activation: bool = False) -> str:
     views = [joint, other, head.add("Sub", joint, other)] if difference else [joint, other]
-    logits = head.join(*(head.linear(f"branches.{number}", first(view)) for number, view in enumerate(views)))
+    logits = head.join(*(head.linear(f"branches.{number}", head.first(view)) for number, view in enumerate(views)))
     return head.linear("out", head.add("Tanh", logits) if activation else logits)
 
 
