@@ -76,10 +76,11 @@ def _check_revisions(manifest: Manifest, known: Mapping[str, int], path: Path) -
     """A common layer that is first in each branch is before the difference of two orders; once it was behind it. Exports
     compute as they did when they were written, whatever we do now."""
     shared = manifest.model.common_tasks or [task.name for task in manifest.tasks]
-    heads = {task.head for task in manifest.tasks if manifest.model.common_layer and task.name in shared}
-    if heads & {"dph", "dpha"} and known.get("common layer", 1) < REVISIONS["common layer"]:
+    inside = [task.head for task in manifest.tasks if manifest.model.common_layer and task.name in shared]
+    heads = sorted({"dph", "dpha"} & {*inside})
+    if heads and known.get("common layer", 1) < REVISIONS["common layer"]:
         raise MinbertError(
-            f"{shown(path)}: a common layer behind {' and '.join(sorted(heads & {'dph', 'dpha'}))}, as an earlier minbert "
+            f"{shown(path)}: a common layer behind {' and '.join(heads)}, as an earlier minbert "
             "had it; expected it before: minbert train RECIPE makes a new model"
         )
 

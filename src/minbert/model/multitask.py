@@ -27,7 +27,7 @@ from minbert.model.encoder import Encoder, Pooling, initialise
 from minbert.model.heads import BothOrders, Compares, Vocabulary, build_head
 from minbert.model.packed import Packed, pack
 from minbert.model.runner import LOW, Runner, make_runner
-from minbert.tasks import CONTRASTIVE, HEADS, Task
+from minbert.tasks import BOTH, CONTRASTIVE, HEADS, Task
 
 TOKEN_BUDGET = {"cpu": 2048, "cuda": 65536}  # of an inference batch: a CPU is fastest while it fits the caches
 
@@ -75,11 +75,11 @@ class MultitaskModel(nn.Module):
         self.dropouts = nn.ModuleDict()  # of heads that begin with the common layer: before it, and none later
         self.heads = nn.ModuleDict()
         for name, task in self.tasks.items():
-            head = Vocabulary(encoder.config) if task.is_masked else build_head(task, width, dropout)
-            if name in self.common_tasks and not isinstance(head, (BothOrders, Vocabulary)):
+            own = task
+            if name in self.common_tasks and not task.is_masked and task.views != BOTH:
                 self.dropouts[name] = nn.Dropout(dropout if task.dropout is None else task.dropout)
-                head = build_head(replace(task, dropout=0.0), width, dropout)
-            self.heads[name] = head
+                own = replace(task, dropout=0.0)
+            self.heads[name] = Vocabulary(encoder.config) if task.is_masked else build_head(own, width, dropout)
         for module in (self.common, self.heads):
             if module is not None:
                 initialise(module, generator)
