@@ -124,7 +124,7 @@ def papers() -> str:
         best = paper.rows[paper.claims.best]
         cells = [paper.claims.title, str(len(paper.rows)), f"{best.reported.row}: {_their_overall(paper)}"]
         cells += [_our_overall(found.get(best.key)) for found in results.values()]
-        judged = [verdict.told for verdict in verdicts(paper, next(iter(results.values()), {}))]
+        judged = [verdict.word for verdict in verdicts(paper, next(iter(results.values()), {}))]
         lines.append(f"| {' | '.join([*cells, *(str(judged.count(word)) for word in words)])} |")
     keys = [paper.rows[paper.claims.best].key for paper in claimed]
     seeds = {name: {len(found[key].by_seed) for key in keys if key in found} for name, found in results.items()}

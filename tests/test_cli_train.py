@@ -108,7 +108,7 @@ def test_resume_and_overwrite(minbert: Command, recipe_path: Path, small_data: P
     assert left_behind(out) == before
     ended = minbert(*options, "--resume", "--set", "optimizer.lr=0.5")
     assert ended.code == 2
-    assert "was started with another recipe: optimizer.lr: 0.5, was 0.001" in ended.err
+    assert "was started otherwise: optimizer.lr: 0.5, was 0.001" in ended.err
 
 
 def test_data_from_the_environment(

@@ -70,7 +70,7 @@ def test_weights_that_the_sampler_does_not_read_are_told(
     assert listener.warnings == [message] * told
 
 
-@pytest.mark.parametrize("pooling", ["pooler", "cls"])
+@pytest.mark.parametrize("pooling", ["pooler", "cls", "pooler after a stage without"])
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_pooler_that_nobody_trained_is_told(
     pooling: str, trained: bool, tiny_encoder: Path, small_data: Path, tmp_path: Path
@@ -80,11 +80,15 @@ def test_a_pooler_that_nobody_trained_is_told(
     (bias,) = [name for name in weights if name.endswith("pooler.dense.bias")]
     weights[bias] = torch.full_like(weights[bias], 0.01 * trained)
     save_file(weights, encoder / "model.safetensors", {"format": "pt"})
-    recipe, listener = brief(encoder, "sst", model={"pooling": pooling}), Listener()
+    how, _, staged = pooling.partition(" after ")
+    recipe, listener = brief(encoder, "sst", model={"pooling": how}), Listener()
+    if staged:
+        stage = brief(encoder, "sst", name="first", model={"pooling": "mean"})
+        recipe = replace(recipe, stages=(stage,))
     run = train(recipe, out=tmp_path / "run", data=small_data, device="cpu", watcher=listener)
     assert run.results["untrained_pooler"] == (not trained)
     told = [message.partition(" (")[0] for message in listener.warnings]
-    assert told == ["the encoder's pooler was never trained"] * (pooling == "pooler" and not trained)
+    assert told == ["the encoder's pooler was never trained"] * (how == "pooler" and not trained)
 
 
 def test_weights_that_a_stage_does_not_read_are_told(tiny_encoder: Path) -> None:
@@ -104,6 +108,7 @@ def test_the_folder(finished: tuple[Recipe, Run]) -> None:
     _, run = finished
     assert {path.name for path in run.folder.iterdir()} == {
         "recipe.toml",
+        "begun.json",
         "data.json",
         "metrics.jsonl",
         "results.json",
@@ -400,7 +405,7 @@ def test_resume_with_another_recipe(finished: tuple[Recipe, Run], tiny_encoder: 
         training={"evaluate_every": 4, "best": "per-task", "train_sample": 10, "epochs": 7},
     )
     with pytest.raises(
-        MinbertError, match=r"was started with another recipe: optimizer.lr: 0.5, was 0.001; training.epochs: 7, was 2$"
+        MinbertError, match=r"was started otherwise: optimizer.lr: 0.5, was 0.001; training.epochs: 7, was 2$"
     ):
         train(other, out=run.folder, data=small_data, device="cpu", resume=True)
 
@@ -408,8 +413,22 @@ def test_resume_with_another_recipe(finished: tuple[Recipe, Run], tiny_encoder: 
 def test_resume_with_the_tasks_in_another_order(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
     """Optimizer state and random streams go by the place of a task: another order would be another run."""
     train(brief(tiny_encoder, "sst", "sts"), out=tmp_path / "run", data=small_data, device="cpu")
-    with pytest.raises(MinbertError, match="another recipe: order of tasks: sts, sst, was sst, sts"):
+    with pytest.raises(MinbertError, match="was started otherwise: order of tasks: sts, sst, was sst, sts"):
         train(brief(tiny_encoder, "sts", "sst"), out=tmp_path / "run", data=small_data, device="cpu", resume=True)
+
+
+def test_resume_with_other_weights_of_the_encoder(tiny_encoder: Path, small_data: Path, tmp_path: Path) -> None:
+    """What is left of the run would go on from the old ones, under the name of the new."""
+    place = Path(shutil.copytree(tiny_encoder, tmp_path / "tiny"))
+    recipe = brief(place, "sst")
+    with pytest.raises(Stopped):
+        train(recipe, out=tmp_path / "run", data=small_data, device="cpu", watcher=Listener(at_step=2))
+    before = load_file(place / "model.safetensors")
+    save_file({name: value * 1.5 for name, value in before.items()}, place / "model.safetensors")
+    with pytest.raises(MinbertError, match=r"was started otherwise: another encoder is called tiny now$"):
+        train(recipe, out=tmp_path / "run", data=small_data, device="cpu", resume=True)
+    save_file(before, place / "model.safetensors")
+    train(recipe, out=tmp_path / "run", data=small_data, device="cpu", resume=True)
 
 
 @pytest.mark.parametrize("file", ["sentiment-train.tsv", "similarity-dev.tsv"])

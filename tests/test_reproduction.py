@@ -29,7 +29,7 @@ from minbert.errors import MinbertError, MissingExtraError
 from minbert.evaluation.diagnosis import T975, t_reach
 from minbert.evaluation.mistakes import load_mistakes
 from minbert.model.pretrained import weights_digest
-from minbert.recipes import as_dict, revisions
+from minbert.recipes import as_dict, revisions, write_started
 from minbert.reproduction.figures import (
     OURS,
     SCHEDULES,
@@ -48,6 +48,7 @@ from minbert.reproduction.jobs import (
     begun_otherwise,
     check_page,
     check_ready,
+    check_sets,
     longest_part,
     made_otherwise,
     plan_jobs,
@@ -75,6 +76,7 @@ epochs = 2
 batch_size = 8
 train_sample = 8
 """
+STAGE = '[[stages]]\nname = "first"\n[stages.tasks.sst]\ntrain = "sentiment-train.tsv"\ndev = "sentiment-dev.tsv"\n'
 ROWS = {
     "smith/common.toml": COMMON,
     "smith/1-plain.toml": 'base = "common.toml"\n[paper]\nrow = "Plain"\ndev = { sst = 0.4, sts = 0.5 }\noverall = { dev = 0.45 }\n',
@@ -391,20 +393,24 @@ def test_a_result_that_was_made_otherwise_stays_unless_it_may_be_replaced(
     assert [made_otherwise(job, changed) for job in jobs] == [[], []]
 
 
+def notes_of(folder: Path, **kinds: str) -> dict[str, Any]:
+    """What a run says of the files it has read."""
+    return {
+        split: {
+            task: {"files": {f"{kind}-{split}.tsv": fingerprint(folder / f"{kind}-{split}.tsv")}}
+            for task, kind in kinds.items()
+        }
+        for split in ("train", "dev")
+    }
+
+
 def test_a_result_from_other_files_does_not_count(
     papers: dict[str, Paper], settings: Settings, small_data: Path, tmp_path: Path
 ) -> None:
     data = Path(shutil.copytree(small_data, tmp_path / "data"))
     (job,) = jobs_of(papers, "smith/1-plain")
     run_jobs([job], settings, Listener())
-    read = {
-        split: {
-            task: {"files": {f"{kind}-{split}.tsv": fingerprint(data / f"{kind}-{split}.tsv")}}
-            for task, kind in (("sst", "sentiment"), ("sts", "similarity"))
-        }
-        for split in ("train", "dev")
-    }
-    written(job, settings, data=read)
+    written(job, settings, data=notes_of(data, sst="sentiment", sts="similarity"))
     here = replace(settings, data=str(data))
     assert is_done(job, here)
     path = data / "similarity-dev.tsv"
@@ -433,23 +439,12 @@ def test_a_result_whose_stage_read_other_files_does_not_count(
     data = Path(shutil.copytree(small_data, tmp_path / "data"))
     here = replace(settings, data=str(data))
     (job,) = jobs_of(papers, "smith/1-plain")
-    stage = '[[stages]]\nname = "first"\n[stages.tasks.sst]\ntrain = "sentiment-train.tsv"\ndev = "sentiment-dev.tsv"\n'
-    job.row.path.write_text(job.row.path.read_text() + stage)
+    job.row.path.write_text(job.row.path.read_text() + STAGE)
     run_jobs([job], settings, Listener())
-
-    def read(folder: Path, **kinds: str) -> dict[str, Any]:
-        return {
-            split: {
-                task: {"files": {f"{kind}-{split}.tsv": fingerprint(folder / f"{kind}-{split}.tsv")}}
-                for task, kind in kinds.items()
-            }
-            for split in ("train", "dev")
-        }
-
-    steps = {"first": {"steps": 3, "data": read(data, sst="sentiment")}}
-    written(job, settings, data=read(data, sst="sentiment", sts="similarity"), stages=steps)
+    steps = {"first": {"steps": 3, "data": notes_of(data, sst="sentiment")}}
+    written(job, settings, data=notes_of(data, sst="sentiment", sts="similarity"), stages=steps)
     assert made_otherwise(job, here) == []
-    steps["first"]["data"] = read(data, sst="similarity")
+    steps["first"]["data"] = notes_of(data, sst="similarity")
     written(job, settings, stages=steps)
     assert made_otherwise(job, here) == ["sentiment-train.tsv is another file", "sentiment-dev.tsv is another file"]
 
@@ -476,8 +471,14 @@ def test_a_run_from_other_files_or_of_another_head_begins_anew(
     outcome = run_jobs([job], real, listener := Listener())
     assert (outcome.done, listener.why) == ([job], [])
     assert json.loads(job.result(real).read_text())["data"]["dev"]["sts"]["rows"] == 8
-    (job.folder(real) / "revisions.json").unlink()  # as a run of before there were any
+    begun = job.folder(real) / "begun.json"
+    begun.write_text(begun.read_text().replace(weights_digest(tiny_encoder), "another"))
+    assert begun_otherwise(job, real) == ["another encoder is called tiny now"]
+    begun.unlink()  # as a run of before there were any
     assert begun_otherwise(job, real) == ["ph: revision 2, was 1"]
+    (job.folder(real) / "recipe.toml").write_text("shape = 3\n")
+    (why,) = begun_otherwise(job, real) or []
+    assert "recipe.toml: no tasks" in why, "of a version whose recipes said other things"
 
 
 def test_what_is_half_done_is_not_begun_anew_unless_asked_to(
@@ -489,10 +490,64 @@ def test_what_is_half_done_is_not_begun_anew_unless_asked_to(
     assert run_jobs([job], real, Impatient(1)).stopped == [job]
     check_ready([job], real)
     other = replace(real, sets=(*real.sets, "optimizer.lr=1e-4"))
-    with pytest.raises(MinbertError, match=r"half done, and begun otherwise \(optimizer\.lr: 0\.0001, was .*--replace"):
+    with pytest.raises(MinbertError, match=r"begun otherwise has trained \(optimizer\.lr: 0\.0001, was .*--replace"):
         check_ready([job], other)
     check_ready([job], replace(other, replace=True))
     check_ready([job], replace(other, runs=real.runs / "other"))
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "checkpoints/step-00000003",
+        "model",
+        "stages/1-first/checkpoints/step-00000003",
+        "stages/1-first/model",
+        "runs/1001/checkpoints/step-00000003",
+        "runs/1001/models/step-00000003",
+    ],
+)
+def test_what_a_run_leaves_that_another_would_lose(
+    left: str, papers: dict[str, Paper], settings: Settings, tiny_encoder: Path, small_data: Path
+) -> None:
+    """Its own, of a stage, or of an ensemble's run; "half done" or kept with --keep-models."""
+    (job,) = jobs_of(papers, "smith/1-plain")
+    job.row.path.write_text(job.row.path.read_text() + STAGE)
+    real = replace(real_settings(settings, tiny_encoder, small_data), replace=False)
+    job.folder(real).mkdir(parents=True)
+    write_started(job.folder(real), job.recipe(real), "the weights of another")
+    check_ready([job], real)
+    (job.folder(real) / left).mkdir(parents=True)
+    with pytest.raises(MinbertError, match=r"another encoder is called tiny now.*--replace"):
+        check_ready([job], real)
+    check_ready([job], replace(real, replace=True))
+
+
+def test_a_recipe_that_is_written_anew_while_it_is_run_is_not_what_was_run(
+    papers: dict[str, Paper], settings: Settings
+) -> None:
+    (job,) = jobs_of(papers, "smith/3-other")
+    script = Path(settings.trainer[1])
+    editing = script.with_name("editing.py")
+    editing.write_text(script.read_text() + 'recipe.write_text(recipe.read_text().replace("1e-4", "1e-3"))\n')
+    run_jobs([job], replace(settings, trainer=(sys.executable, str(editing))), Listener())
+    assert json.loads(job.result(settings).read_text())["recipe"]["optimizer"]["lr"] == 1e-4
+    assert made_otherwise(job, settings) == ["optimizer.lr: 0.001, was 0.0001"]
+
+
+def test_a_setting_of_a_stage_is_for_rows_that_have_it(papers: dict[str, Paper], settings: Settings) -> None:
+    one, other = jobs_of(papers, "smith/1-plain", "smith/3-other")
+    one.row.path.write_text(one.row.path.read_text() + STAGE)
+    changed = replace(settings, sets=("stages.first.optimizer.lr=1e-4",))
+    check_sets([one.row, other.row], changed.sets)
+    assert other.sets(changed) == []
+    assert one.recipe(changed).stages[0].optimizer.lr == 1e-4
+    with pytest.raises(
+        MinbertError, match=r'has stages\.frist \(did you mean "stages\.first"\?\); expected one of: stages'
+    ):
+        check_sets([one.row, other.row], ["stages.frist.optimizer.lr=1e-4"])
+    with pytest.raises(MinbertError, match=r"expected a stage and its setting, such as stages\.simcse\.optimizer\.lr"):
+        check_sets([one.row], ["stages=1"])
 
 
 def test_a_row_that_another_process_has_run_meanwhile_is_not_run_again(
@@ -845,7 +900,7 @@ NOT_READY: dict[str, tuple[dict[str, Any], str]] = {
     "no task": ({"set": "tasks=3"}, "--set tasks=3: expected a task and its setting, such as tasks.sst.weight=2"),
     "no row's task": (
         {"set": "tasks.stz.weight=2"},
-        '--set tasks.stz.weight=2: none of these rows has a task stz (did you mean "sts"?); expected one of: sst, sts',
+        '--set tasks.stz.weight=2: none of these rows has tasks.stz (did you mean "tasks.sts"?); expected one of: tasks.sst, tasks.sts',
     ),
     "an option": (
         {"set": "model.encoder=mpnet"},
@@ -858,6 +913,10 @@ NOT_READY: dict[str, tuple[dict[str, Any], str]] = {
     "a file for a folder": (
         {"runs": "taken"},
         "taken: cannot be written (File exists); expected a folder to write into",
+    ),
+    "a result that is none": (
+        {"results": "damaged"},
+        "seed9.json: no dev, overall, data, environment, recipe, seconds, reproduction.set, reproduction.steps_cap; expected",
     ),
 }
 
@@ -878,6 +937,9 @@ def test_what_would_stop_every_run_is_said_once_and_before_any(
     given = {"encoder": tiny_encoder, "data": small_data, "device": "cpu", **wrong}
     given |= {"encoder": empty} if wrong.get("encoder") == "EMPTY" else {}
     (tmp_path / "taken").touch()
+    damaged = tmp_path / "damaged" / "tiny" / "smith" / "3-other" / "seed9.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{}")
     places = {name: tmp_path / name for name in ("results", "runs", "page")}
     options = [word for key, value in {"recipes": recipes, **places, **given}.items() for word in (f"--{key}", value)]
 
@@ -983,7 +1045,7 @@ def by_seed(*values: float, **others: float) -> dict[int, dict[str, float]]:
         ((0.48, 0.49, 0.50), "did not hold", "held"),
         ((0.501, 0.510, 0.519), "undecided", "held"),  # +.001, 0, -.001: surely less than a point
         ((0.60,), "undecided", "undecided"),  # one seed
-        ((), "undecided", "undecided"),
+        ((), "not compared", "not compared"),
     ],
 )
 def test_verdicts_worked_by_hand(better: tuple[float, ...], word: str, no_better: str) -> None:
@@ -1005,7 +1067,7 @@ def test_every_task_holds_only_if_each_does() -> None:
     assert judge(finding, by_seed(0.6, 0.6, sts=0.4), worse).word == "held"
     verdict = judge(finding, by_seed(0.6, 0.6, sts=0.2), worse)
     assert ([one.on for one in verdict.differences], verdict.word) == (["sst", "sts"], "did not hold")
-    assert judge(finding, {}, worse).word == "undecided"
+    assert judge(finding, {}, worse).word == "not compared"
 
 
 def test_scores_of_a_result() -> None:
@@ -1260,7 +1322,7 @@ def test_rows_that_a_cap_cut_differently_decide_nothing(
     jobs = [job for job in jobs_of(papers, seeds=2) if job.row.name in ("1-plain", "2-mean")]
     capped = replace(settings, steps_cap=6)
     run_jobs(jobs, capped, Listener())
-    cut = "**undecided**: the cap left 50% of `2-mean` and 86% of `1-plain`"
+    cut = "**not compared**: the cap left 50% of `2-mean` and 86% of `1-plain`"
     for whole, verdict in ((7, cut), (12, "**held**"), (10, "**held**")):  # six steps of so many, against six of twelve
         for job in jobs:
             if job.row.name == "1-plain":
@@ -1274,15 +1336,33 @@ def test_rows_that_a_cap_cut_differently_decide_nothing(
 def test_a_whole_run_is_not_compared_with_one_that_a_cap_shortened(
     papers: dict[str, Paper], settings: Settings, tmp_path: Path
 ) -> None:
-    """Seed 1 of one row is whole, all others are cut: in the row as a whole the least that was left is the same."""
+    """One seed of one row is whole, all others are cut: in the row as a whole the least that was left is the same."""
     jobs, capped = jobs_of(papers, "smith/1-plain", "smith/2-mean", seeds=3), replace(settings, steps_cap=6)
     run_jobs(jobs, capped, Listener())
     page = build_page(papers, load_results(papers, settings.results), tmp_path)
     assert "| tiny | 2 of 4 | 6 | 1 | 1 | 0 | 0 |" in page
-    written(next(job for job in jobs if (job.row.name, job.seed) == ("2-mean", 1)), capped, planned_steps=12)
-    page = build_page(papers, load_results(papers, settings.results), tmp_path)
-    assert "| tiny | 2 of 4 | 6 | 0 | 0 | 2 | 0 |" in page
-    assert "**undecided**: the cap left 100% of `2-mean` and 50% of `1-plain`" in page
+    for seed in (1, 3):
+        (whole,) = (job for job in jobs if (job.row.name, job.seed) == ("2-mean", seed))
+        written(whole, capped, planned_steps=12)
+        page = build_page(papers, load_results(papers, settings.results), tmp_path)
+        assert "| tiny | 2 of 4 | 6 | 0 | 0 | 0 | 2 |" in page
+        assert "**not compared**: the cap left 100% of `2-mean` and 50% of `1-plain`" in page
+        written(whole, capped, planned_steps=6)
+
+
+def test_a_row_of_which_a_stage_was_cut_is_not_compared_with_one_that_has_none(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path
+) -> None:
+    jobs = jobs_of(papers, "smith/1-plain", "smith/2-mean", seeds=2)
+    run_jobs(jobs, replace(settings, steps_cap=12), Listener())
+    for job in jobs:
+        written(job, settings, planned_steps=12)
+    means = [job for job in jobs if job.row.name == "2-mean"]
+    for planned, cut in ((20, False), (5, True)):
+        for job in means:
+            written(job, settings, stages={"first": {"steps": planned, "planned_steps": planned, "whole_steps": 20}})
+        page = build_page(papers, load_results(papers, settings.results), tmp_path)
+        assert ("**not compared**: the cap left 25% of `2-mean` and 100% of `1-plain`" in page) == cut
 
 
 def test_rows_from_files_of_one_name_and_other_content_are_not_compared(
@@ -1486,6 +1566,10 @@ def test_saving_rules_and_word_overlap_are_drawn(tmp_path: Path, settings: Setti
     content = {
         "dev": {"sst": value, "sts": value},
         "overall": {"2023": 0.5, "2024": 0.6},
+        "data": {},
+        "environment": {},
+        "recipe": {},
+        "seconds": 1.0,
         "reproduction": {"row": "", "set": [], "steps_cap": 0, "history": history, "overlap": overlap},
     }
     for row in ("7-six-epochs", "8-weighted-mean"):

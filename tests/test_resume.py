@@ -460,6 +460,6 @@ def test_what_more_epochs_would_have_done_otherwise_is_refused(
     run = tmp_path / "run"
     train(before, out=run, data=small_data, device="cpu")
     untouched = left_behind(run)
-    with pytest.raises(MinbertError, match=r"was started with another recipe: .*training.epochs: \d, was 2"):
+    with pytest.raises(MinbertError, match=r"was started otherwise: .*training.epochs: \d, was 2"):
         train(steady(tiny_encoder, changes), out=run, data=small_data, device="cpu", resume=True)
     assert left_behind(run) == untouched

@@ -20,6 +20,7 @@ import torch
 from minbert.config import Recipe, data_folder
 from minbert.data.cache import TokenCache
 from minbert.delivery.predictor import Ensemble, Predictor
+from minbert.encoders import find_encoder
 from minbert.errors import MinbertError, shown
 from minbert.evaluating import dev_outputs
 from minbert.evaluation.evaluate import choose_decision, evaluate_task, overall
@@ -30,6 +31,7 @@ from minbert.locks import held
 from minbert.machine import choose_device, choose_precision, set_threads
 from minbert.model.manifest import MANIFEST, Manifest, check_members, read_manifest, update_manifest
 from minbert.model.neighbours import Neighbours
+from minbert.model.pretrained import weights_digest
 from minbert.model.saved import save_ensemble
 from minbert.preparing import Prepared, Preparing, check_same_files, prepare, train_sample_of
 from minbert.recipes import members_of
@@ -120,7 +122,8 @@ def train_ensemble(
     watcher: Watcher,
 ) -> Run:
     """Train a recipe with `[ensemble]`: its runs, then their best snapshots as one model, scored as every run's is."""
-    check_run(folder, recipe, resume=resume, overwrite=overwrite)
+    weights = weights_digest(find_encoder(recipe.model.encoder))
+    check_run(folder, recipe, weights, resume=resume, overwrite=overwrite)
     where = choose_device(device)
     set_threads()
     tokenizer, first, _ = new_model(recipe, where)
@@ -136,9 +139,9 @@ def train_ensemble(
     if resume:
         check_same_files(folder, prepared)
     with held(folder):
-        open_run(folder, recipe, prepared, overwrite=overwrite and not resume)
+        open_run(folder, recipe, prepared, weights, overwrite=overwrite and not resume)
         results = _train_members(
-            recipe, folder, prepared, where, data=data, device=device, resume=resume, watcher=watcher
+            recipe, folder, prepared, weights, where, data=data, device=device, resume=resume, watcher=watcher
         )
     return Run(folder, results)
 
@@ -147,6 +150,7 @@ def _train_members(
     recipe: Recipe,
     folder: Path,
     prepared: Prepared,
+    weights: str,
     where: torch.device,
     *,
     data: str | Path | None,
@@ -159,7 +163,11 @@ def _train_members(
     for own in members_of(recipe):
         if isinstance(watcher, Preparing):
             watcher.prepared(f"run {len(runs) + 1} of {recipe.ensemble.runs}, seed {own.seed}")
-        runs[own.seed] = _train_member(own, folder / "runs" / str(own.seed), data, device, resume, watcher)
+        place = folder / "runs" / str(own.seed)
+        there = _finished_member(own, place, weights) if resume else None
+        runs[own.seed] = (
+            there or train(own, out=place, data=data, device=device, resume=resume, watcher=watcher).results
+        )
     chosen = best_snapshots(runs, recipe.ensemble.models)
     if len(chosen) < recipe.ensemble.models:
         watcher.warn(f"the runs kept {len(chosen)} snapshots; ensemble.models is {recipe.ensemble.models}")
@@ -187,15 +195,13 @@ def _train_members(
     return results
 
 
-def _train_member(
-    recipe: Recipe, folder: Path, data: str | Path | None, device: str, resume: bool, watcher: Watcher
-) -> Mapping[str, Any]:
-    if resume and (folder / "results.json").exists():  # the last that a run writes
-        check_run(folder, recipe, resume=True, overwrite=False)
-        results = read_results(folder)
-        if all((folder / snapshot["folder"]).exists() for snapshot in results["snapshots"]):
-            return results
-    return train(recipe, out=folder, data=data, device=device, resume=resume, watcher=watcher).results
+def _finished_member(recipe: Recipe, folder: Path, weights: str) -> Mapping[str, Any] | None:
+    """The results of one of the runs that is done, where its snapshots are still there."""
+    if not (folder / "results.json").exists():  # the last that a run writes
+        return None
+    check_run(folder, recipe, weights, resume=True, overwrite=False)
+    results = read_results(folder)
+    return results if all((folder / snapshot["folder"]).exists() for snapshot in results["snapshots"]) else None
 
 
 def best_snapshots(runs: Mapping[int, Mapping[str, Any]], count: int) -> list[dict[str, Any]]:

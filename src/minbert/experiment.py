@@ -48,7 +48,6 @@ from minbert.preparing import (
 from minbert.recipe_checks import idle_settings
 from minbert.recipes import (
     STARTED,
-    STARTED_REVISIONS,
     as_recipe,
     begins,
     read_recipe,
@@ -112,103 +111,112 @@ def train(
         return train_ensemble(
             recipe, folder, data=data, device=device, resume=resume, overwrite=overwrite, watcher=watcher
         )
-    check_run(folder, recipe, resume=resume, overwrite=overwrite)
+    weights = weights_digest(find_encoder(recipe.model.encoder))
+    check_run(folder, recipe, weights, resume=resume, overwrite=overwrite)
     where = choose_device(device)
     set_threads()
-    parts = {stage_folder(folder, number, stage): stage for number, stage in enumerate(recipe.stages, start=1)}
-    done = list(takewhile(_is_finished, parts)) if resume else []
-    parts[folder] = recipe
-    left = {path: part for path, part in parts.items() if path not in done}
-    numbers = {path: number for number, path in enumerate(parts, start=1)} | {folder: 0}
-    begun, part = next(iter(left.items()))
-    made = new_model(part, where, start=_encoder_of(done), stage=numbers[begun])
+    parts = _parts(recipe, folder)
+    done = list(takewhile(Part.is_finished, parts[:-1])) if resume else []
+    left = parts[len(done) :]
+    made = new_model(left[0].recipe, where, start=_encoder_of(done), stage=left[0].stage)
     # Hard negatives are near by the encoder that the whole run started from, also when stages are behind it.
     tokenizer, first, _ = made if not done else new_model(recipe, where)
     # Everything is read before anything is trained: a file that is wrong is found now, not after the stages.
     prepared = _prepare_parts(left, tokenizer, first, data_folder(recipe, data), watcher)
-    about = {
-        "encoder_weights": weights_digest(find_encoder(recipe.model.encoder)),
-        "untrained_pooler": first.encoder.pooler.is_untrained,
-    }
+    about = {"encoder_weights": weights, "untrained_pooler": first.encoder.pooler.is_untrained}
     del first
     if resume:
-        for path, found in prepared.items():
-            check_same_files(path, found)
-        for path, stage in zip(done, recipe.stages, strict=False):
-            check_still_there(path, stage, data_folder(recipe, data))
+        for part in left:
+            check_same_files(part.folder, prepared[part.folder])
+        for part in done:
+            check_still_there(part.folder, part.recipe, data_folder(recipe, data))
     with held(folder):
-        open_run(folder, recipe, prepared[folder], overwrite=overwrite and not resume)
-        noise = about["untrained_pooler"] and "pooler" in made[1].poolings.values()
-        for message in (*idle_settings(recipe), *([UNTRAINED] if noise else [])):
+        open_run(folder, recipe, prepared[folder], weights, overwrite=overwrite and not resume)
+        for message in (
+            *idle_settings(recipe),
+            *([UNTRAINED] if about["untrained_pooler"] and _reads_pooler(parts) else []),
+        ):
             watcher.warn(message)
-        for path, part in left.items():
+        for part in left:
             if recipe.stages and isinstance(watcher, StageWatcher):
-                watcher.entering(part.name, len(done) + 1, len(parts))
-            if path != begun:
-                made = new_model(part, where, start=_encoder_of(done), stage=numbers[path])
-            if path != folder:
-                open_run(path, part, prepared[path], overwrite=not resume)
-            results = _train_part(part, path, made, prepared[path], where, about, resume=resume, watcher=watcher)
-            done.append(path)
-            _forget_checkpoints(done, folder)
+                watcher.entering(part.recipe.name, len(done) + 1, len(parts))
+            if part is not left[0]:
+                made = new_model(part.recipe, where, start=_encoder_of(done), stage=part.stage)
+            if part.stage:
+                open_run(part.folder, part.recipe, prepared[part.folder], weights, overwrite=not resume)
+            results = _train_part(part, made, prepared[part.folder], where, about, resume=resume, watcher=watcher)
+            done.append(part)
+            _forget_checkpoints(done)
     return Run(folder, results)
 
 
-def _is_finished(folder: Path) -> bool:
-    """results.json is the last thing that a run writes."""
-    return (folder / "results.json").exists() and (folder / "model").exists()
+@dataclass(frozen=True)
+class Part:
+    """A stage of a run, or, after them, the recipe's own tasks."""
+
+    folder: Path
+    recipe: Recipe
+    stage: int
+    """Its number, counted from 1; 0 for the recipe's own tasks."""
+
+    def is_finished(self) -> bool:
+        """results.json is the last thing that a run writes."""
+        return (self.folder / "results.json").exists() and (self.folder / "model").exists()
 
 
-def _forget_checkpoints(done: Sequence[Path], run: Path) -> None:
+def _parts(recipe: Recipe, folder: Path) -> list[Part]:
+    """Of a run, in the order they are trained."""
+    stages = enumerate(recipe.stages, start=1)
+    return [*(Part(stage_folder(folder, n, stage), stage, n) for n, stage in stages), Part(folder, recipe, 0)]
+
+
+def _reads_pooler(parts: Sequence[Part]) -> bool:
+    return any("pooler" in Manifest(part.recipe.tasks, part.recipe.model).poolings.values() for part in parts)
+
+
+def _forget_checkpoints(done: Sequence[Part]) -> None:
     """Of finished stages, whose models are what goes on."""
-    for path in done:
-        if path != run:
-            shutil.rmtree(path / "checkpoints", ignore_errors=True)
+    for part in done:
+        if part.stage:
+            shutil.rmtree(part.folder / "checkpoints", ignore_errors=True)
 
 
 def _prepare_parts(
-    parts: Mapping[Path, Recipe], tokenizer: Tokenizer, first: MultitaskModel, folder: Path, watcher: Watcher
+    parts: Sequence[Part], tokenizer: Tokenizer, first: MultitaskModel, folder: Path, watcher: Watcher
 ) -> dict[Path, Prepared]:
     """The data of the stages and of the recipe's own tasks, by the folders they are trained in."""
     return {
-        path: prepare(
-            part,
+        part.folder: prepare(
+            part.recipe,
             tokenizer,
             folder,
             cache=TokenCache.from_environment(watcher.warn),
             watcher=watcher if isinstance(watcher, Preparing) else None,
-            nearest=Neighbours(first, tokenizer, max_tokens=part.model.max_tokens),
+            nearest=Neighbours(first, tokenizer, max_tokens=part.recipe.model.max_tokens),
         )
-        for path, part in parts.items()
+        for part in parts
     }
 
 
-def _encoder_of(stages: Sequence[Path]) -> Path | None:
+def _encoder_of(done: Sequence[Part]) -> Path | None:
     """What the last of the finished stages hands on."""
-    return stages[-1] / "model" / "encoder" if stages else None
+    return done[-1].folder / "model" / "encoder" if done else None
 
 
-def _stages_before(folder: Path, recipe: Recipe) -> dict[str, Any]:
+OF_STAGES = ("overall", "dev", "steps", "planned_steps", "whole_steps", "rows", "seconds", "data", "geometry")
+
+
+def _stages_before(part: Part) -> dict[str, Any]:
     """What results.json says of the stages."""
     found = {}
-    for number, stage in enumerate(recipe.stages, start=1):
-        results = read_results(stage_folder(folder, number, stage))
-        kept = (
-            "overall",
-            "dev",
-            "steps",
-            "rows",
-            "seconds",
-            "data",
-            *(("geometry",) if results.get("geometry") else ()),
-        )
-        found[stage.name] = {key: results[key] for key in kept}
+    for stage in _parts(part.recipe, part.folder)[:-1]:
+        results = read_results(stage.folder)
+        found[stage.recipe.name] = {key: results[key] for key in OF_STAGES if results.get(key, {}) != {}}
     return found
 
 
 def _train_part(
-    recipe: Recipe,
-    folder: Path,
+    part: Part,
     made: tuple[Tokenizer, MultitaskModel, Manifest],
     prepared: Prepared,
     device: torch.device,
@@ -217,7 +225,8 @@ def _train_part(
     resume: bool,
     watcher: Watcher,
 ) -> dict[str, Any]:
-    """A stage or, after them, the recipe's own tasks; returns its results. `about`: what else they are to say."""
+    """Train one part; returns its results. `about`: what else they are to say."""
+    recipe, folder = part.recipe, part.folder
     tokenizer, model, manifest = made
     layers = masked_layers(recipe)
     if layers and isinstance(watcher, Preparing):
@@ -247,7 +256,7 @@ def _train_part(
             **about,
             "geometry": geometries(chosen, tokenizer, prepared, recipe),
             "masked_layers": layers,
-            "stages": _stages_before(folder, recipe),
+            "stages": _stages_before(part),
         }
         results = finish(recipe, folder, prepared, sample, partial(outputs_of, chosen), done, device)
     except OSError as error:
@@ -294,26 +303,26 @@ def masked_layers(recipe: Recipe) -> dict[str, str]:
     return dict.fromkeys(masked, "published" if has_vocabulary(find_encoder(recipe.model.encoder)) else "fresh")
 
 
-def check_run(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
-    """May this run write into the folder?"""
+def check_run(folder: Path, recipe: Recipe, weights: str, *, resume: bool, overwrite: bool) -> None:
+    """May a run of this recipe and of these weights of its encoder write into the folder?"""
     if not (folder / STARTED).exists():
         return
     if resume:
-        if changed := started_otherwise(folder, recipe):
-            raise MinbertError(f"{shown(folder)} was started with another recipe: {'; '.join(changed)}")
+        if changed := started_otherwise(folder, recipe, weights):
+            raise MinbertError(f"{shown(folder)} was started otherwise: {'; '.join(changed)}")
     elif not overwrite:
         raise MinbertError(f"{shown(folder)} holds a run already; --resume goes on with it, --out names another folder")
 
 
-def open_run(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
+def open_run(folder: Path, recipe: Recipe, prepared: Prepared, weights: str, *, overwrite: bool) -> None:
     """Only now, when recipe, encoder and data were found good, is an older run replaced or a new one begun."""
     try:
-        _open(folder, recipe, prepared, overwrite=overwrite)
+        _open(folder, recipe, prepared, weights, overwrite=overwrite)
     except OSError as error:
         raise MinbertError(f"{shown(folder)}: cannot be written ({error.strerror}); expected room for a run") from error
 
 
-def _open(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) -> None:
+def _open(folder: Path, recipe: Recipe, prepared: Prepared, weights: str, *, overwrite: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / STARTED
     if overwrite:
@@ -322,9 +331,9 @@ def _open(folder: Path, recipe: Recipe, prepared: Prepared, *, overwrite: bool) 
         for member in (folder / "runs").glob("*/recipe.toml"):
             if member.parent.name.isdigit():  # an ensemble's, by seed
                 shutil.rmtree(member.parent, ignore_errors=True)
-        for name in ("results.json", "metrics.jsonl", "data.json", STARTED_REVISIONS):
+        for name in ("results.json", "metrics.jsonl", "data.json"):
             (folder / name).unlink(missing_ok=True)
     elif path.exists() and begins(read_recipe(path), recipe):
         (folder / "results.json").unlink(missing_ok=True)  # of fewer epochs
-    write_started(folder, recipe)
+    write_started(folder, recipe, weights)
     write_json(folder / "data.json", prepared.notes())

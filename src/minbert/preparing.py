@@ -206,7 +206,10 @@ def check_still_there(folder: Path, recipe: Recipe, data: Path) -> None:
     """What a stage that is done has read is what it would read now."""
     notes = read_notes(folder)
     if notes and (changed := other_files(notes, recipe, data)):
-        raise MinbertError(f"{shown(folder)}: {', '.join(changed)} than when the stage was trained")
+        raise MinbertError(
+            f"{shown(folder)}: {', '.join(changed)} than when the stage was trained; "
+            "expected the same, or --overwrite to begin anew"
+        )
 
 
 def changed_files(prepared: Prepared) -> list[str]:

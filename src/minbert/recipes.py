@@ -17,6 +17,7 @@ from typing import Any, Protocol, get_args
 
 from minbert.atomic import write_text
 from minbert.config import EnsembleConfig, ModelConfig, PaperConfig, Recipe
+from minbert.encoders import last_part
 from minbert.errors import MinbertError, shown, suggest
 from minbert.recipe_checks import check_recipe
 from minbert.task_checks import check_task
@@ -27,8 +28,8 @@ LOOK_AHEAD = ("sequential", "annealed")  # samplers whose first epochs are other
 APART = 1_000  # between the seeds of an ensemble's runs: ensembles of the seeds 1, 2, 3 are to have no run in common
 STAGE_KEYS = ("name", "about", "tasks", "model", "sampler", "optimizer", "training")
 
-STARTED, STARTED_REVISIONS = "recipe.toml", "revisions.json"
-"""Files of a run's folder."""
+STARTED, BEGUN = "recipe.toml", "begun.json"
+"""Files of a run's folder: the recipe it was started with, resolved; and what a recipe does not say of that."""
 
 
 def read_recipe(path: str | Path, *, sets: Iterable[str] = (), seed: int | None = None) -> Recipe:
@@ -244,22 +245,34 @@ def stage_folder(run: Path, number: int, stage: Recipe) -> Path:
     return run / "stages" / f"{number}-{stage.name}"
 
 
-def write_started(folder: Path, recipe: Recipe) -> None:
-    """What a run is started with, resolved: recipe.toml, and beside it the revisions of its parts if there are any."""
-    parts = revisions(recipe, *recipe.stages)
-    if parts:
-        write_text(folder / STARTED_REVISIONS, json.dumps(parts) + "\n")
+def write_started(folder: Path, recipe: Recipe, weights: str) -> None:
+    """What a run is started with: its recipe, the revisions of its parts, and the digest of its encoder's weights."""
+    begun = {"revisions": revisions(recipe, *recipe.stages), "encoder_weights": weights}
+    write_text(folder / BEGUN, json.dumps(begun) + "\n")
     write_text(folder / STARTED, to_toml(recipe))
 
 
-def started_otherwise(folder: Path, recipe: Recipe) -> list[str]:
-    """In what the run in a folder is not one of this recipe. One of fewer epochs that can go on is one."""
+def started_otherwise(folder: Path, recipe: Recipe, weights: str | None) -> list[str]:
+    """In what the run in a folder is not one of this recipe and, where they are known, of these weights. One of fewer epochs
+    that can go on is one."""
     before = read_recipe(folder / STARTED)
     try:
-        known = dict(json.loads((folder / STARTED_REVISIONS).read_text(encoding="utf-8")))
+        known = dict(json.loads((folder / BEGUN).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         known = {}
-    return ([] if begins(before, recipe) else differences(recipe, before)) + revised(recipe, known)
+    found = [] if begins(before, recipe) else differences(recipe, before)
+    return found + revised(recipe, known.get("revisions", {})) + other_encoder(recipe, known, weights)
+
+
+def other_encoder(recipe: Recipe, known: Mapping[str, Any], weights: str | None) -> list[str]:
+    """Whether the encoder of a run, or of its results, had other weights than the one of its name has now. Where either is
+    not known, nothing is said."""
+    before = known.get("encoder_weights")
+    return (
+        [f"another encoder is called {last_part(recipe.model.encoder)} now"]
+        if before and weights not in (None, before)
+        else []
+    )
 
 
 def begins(before: Recipe, recipe: Recipe) -> bool:

@@ -249,6 +249,7 @@ def reproduce(
 ) -> None:
     """Run the rows of the papers that are missing, and write the page with their numbers and ours."""
     from minbert.reproduction.figures import draw_all
+    from minbert.reproduction.found import load_results
     from minbert.reproduction.jobs import Settings, check_page, check_ready, plan_jobs
     from minbert.reproduction.page import write_page
     from minbert.reproduction.recipes import choose_rows, find_papers
@@ -258,6 +259,7 @@ def reproduce(
     place = page or (PAGE if results == RESULTS else results / PAGE.name)
     papers = find_papers(recipes)
     check_page(place)
+    load_results(papers, results)  # a file that is none is told now, not after hours
     rows = choose_rows(papers, targets or [])
     if decisive:
         rows = [row for row in rows if papers[row.paper].rank(row.name) < 2]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from minbert.config import PaperConfig
 from minbert.evaluation.metrics import overall_2023, overall_2024
 from minbert.recipes import differences, read_recipe
-from minbert.reproduction.findings import Difference, Verdict
+from minbert.reproduction.findings import Difference
 from minbert.reproduction.found import Found, verdicts
 from minbert.reproduction.recipes import LABELS, MEAN, Finding, Paper
 from minbert.tasks import BUILT_IN
@@ -33,7 +33,7 @@ def findings_table(paper: Paper, found: Mapping[str, Found]) -> list[str]:
         on = LABELS.get(one.on, one.on)
         lines.append(
             f"| {one.claim} ({one.where}; {rows}) | {on} | {_their_difference(paper, one)} | {ours} | {verdict.seeds} | "
-            f"**{verdict.told}**{_why(paper, verdict, found)} |"
+            f"**{verdict.word}**{f': {verdict.hindrance}' if verdict.seeds and verdict.hindrance else ''} |"
         )
     return lines
 
@@ -48,22 +48,6 @@ def _changed(paper: Paper, finding: Finding) -> list[str]:
     for whole in ("stages", *(f"tasks.{name}" for name in alone)):
         keys = [whole if key.startswith(f"{whole}.") else key for key in keys]
     return list(dict.fromkeys(keys))
-
-
-def _why(paper: Paper, verdict: Verdict, found: Mapping[str, Found]) -> str:
-    """Why rows that were both run decide nothing, where it is not their figures."""
-    if verdict.seeds and verdict.hindrance:
-        return f": {verdict.hindrance}"
-    return "" if verdict.is_even else _cut(paper, verdict.finding, found)
-
-
-def _cut(paper: Paper, finding: Finding, found: Mapping[str, Found]) -> str:
-    """Why two rows cannot be compared though both were run: what the cap left with the seed that it left least of."""
-    rows = (finding.better, finding.worse)
-    better, worse = (found[f"{paper.name}/{row}"].shares for row in rows)
-    seed = min(set(better) & set(worse), key=lambda seed: min(better[seed], worse[seed]))
-    shares = (f"{shares[seed]:.0%} of `{row}`" for shares, row in zip((better, worse), rows, strict=True))
-    return f": the cap left {' and '.join(shares)}"
 
 
 def _their_difference(paper: Paper, finding: Finding) -> str:

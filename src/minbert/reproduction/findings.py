@@ -1,7 +1,7 @@
 """Did a claim hold? Paired differences over the seeds that both rows have, with a 95% t interval.
 
 verdict = judge(finding, better, worse)     # scores by seed: {1: {"sst": 0.51, "mean": 0.73}, ...}
-verdict.word                                # "held", "did not hold" or "undecided"
+verdict.word                                # "held", "did not hold", "undecided" or "not compared"
 """
 
 from __future__ import annotations
@@ -60,8 +60,6 @@ class Verdict:
     finding: Finding
     differences: tuple[Difference, ...]
     """One, or one for each task."""
-    is_even: bool = True
-    """Whether a cap on the steps left about the same part of both rows."""
     hindrance: str = ""
     """Why the differences, which are shown, say nothing about the claim."""
 
@@ -72,16 +70,11 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """Of every task it holds only if it does of each; of rows that were cut differently nothing is known."""
-        if not self.is_even or self.hindrance:
-            return UNDECIDED
-        words = {difference.word(self.finding.kind) for difference in self.differences} or {UNDECIDED}
+        """Of every task it holds only if it does of each."""
+        if self.hindrance or not self.seeds:
+            return NOT_COMPARED
+        words = {difference.word(self.finding.kind) for difference in self.differences}
         return next((word for word in (DID_NOT_HOLD, UNDECIDED) if word in words), HELD)
-
-    @property
-    def told(self) -> str:
-        """The word, where there was anything to compare."""
-        return self.word if self.seeds and not self.hindrance else NOT_COMPARED
 
 
 def scores_of(results: Mapping[str, Any], rule: str) -> dict[str, float]:
@@ -92,12 +85,7 @@ def scores_of(results: Mapping[str, Any], rule: str) -> dict[str, float]:
 
 
 def judge(
-    finding: Finding,
-    better: Mapping[int, Scores],
-    worse: Mapping[int, Scores],
-    *,
-    is_even: bool = True,
-    hindrance: str = "",
+    finding: Finding, better: Mapping[int, Scores], worse: Mapping[int, Scores], *, hindrance: str = ""
 ) -> Verdict:
     """What the runs of two rows, by seed, say about a claim."""
     seeds = sorted(set(better) & set(worse))
@@ -106,4 +94,4 @@ def judge(
         shared = [name for name in better[seeds[0]] if name in worse[seeds[0]]] if seeds else []
         names = [name for name in shared if name != MEAN]
     values = {name: tuple(better[seed][name] - worse[seed][name] for seed in seeds) for name in names}
-    return Verdict(finding, tuple(Difference(name, found) for name, found in values.items()), is_even, hindrance)
+    return Verdict(finding, tuple(Difference(name, found) for name, found in values.items()), hindrance)

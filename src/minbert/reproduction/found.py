@@ -7,7 +7,7 @@ verdicts(papers["hillebrand"], results["minilm"])
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,17 @@ import numpy as np
 from minbert.errors import MinbertError, shown
 from minbert.recipes import read_recipe
 from minbert.reproduction.findings import Verdict, judge, scores_of
-from minbert.reproduction.jobs import ASIDE, Job, Settings, changes_since, key_of, longest_part, task_of, was_cut
+from minbert.reproduction.jobs import (
+    ASIDE,
+    Job,
+    Settings,
+    changes_since,
+    key_of,
+    longest_part,
+    part_of,
+    parts_of,
+    was_cut,
+)
 from minbert.reproduction.recipes import LABELS, MEAN, Finding, Paper, Row
 
 
@@ -45,8 +55,11 @@ class Found:
 
     @cached_property
     def shares(self) -> dict[int, float]:
-        """Of the steps of a whole run, how many the cap left; 1: all."""
-        return {seed: one.get("planned_steps", 1) / one.get("whole_steps", 1) for seed, one in self.by_seed.items()}
+        """Of the steps of a whole run, how many the cap left, or of its stage of which it left least; 1: all."""
+        return {
+            seed: min(part.get("planned_steps", 1) / part.get("whole_steps", 1) for part in (one, *_stages(one)))
+            for seed, one in self.by_seed.items()
+        }
 
     @cached_property
     def sets(self) -> set[tuple[str, ...]]:
@@ -59,8 +72,8 @@ class Found:
         """Is the row's recipe another with it?"""
         try:
             recipe = read_recipe(self.row.path)
-            known = {None, *(task.name for task in recipe.tasks)}
-            return task_of(setting) in known and read_recipe(self.row.path, sets=[setting]) != recipe
+            known = part_of(setting) in (None, *parts_of(self.row))
+            return known and read_recipe(self.row.path, sets=[setting]) != recipe
         except MinbertError:  # of a version whose recipes said other things
             return True
 
@@ -69,8 +82,8 @@ class Found:
         """By name, what was in the files that were read; more than one content if not the same for all seeds."""
         found: dict[str, set[str]] = {}
         for one in self.by_seed.values():
-            for notes in (one.get("data", {}), *(stage.get("data", {}) for stage in one.get("stages", {}).values())):
-                for note in (note for tasks in notes.values() for note in tasks.values()):
+            for part in (one, *_stages(one)):
+                for note in (note for tasks in part.get("data", {}).values() for note in tasks.values()):
                     for name, digest in note.get("files", {}).items():
                         found.setdefault(name, set()).add(digest)
         return found
@@ -131,12 +144,17 @@ class Found:
         return True
 
 
+def _stages(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The results of a run's stages."""
+    return list(results.get("stages", {}).values())
+
+
 ALMOST_ALWAYS = 0.975
 """The part of the dev rows from which on one class is a model's only answer."""
 UNEVEN = 1.25
 """How many times as large a part of its steps one row may have than another that it is compared with."""
 
-NEEDED = ("dev", "overall", "reproduction")
+NEEDED = ("dev", "overall", "data", "environment", "recipe", "seconds", "reproduction.set", "reproduction.steps_cap")
 """What every result has."""
 
 Results = dict[str, dict[str, Found]]
@@ -163,10 +181,14 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise MinbertError(f"{shown(path)}: not JSON ({error}); expected what minbert reproduce wrote") from None
-    missing = [key for key in NEEDED if not isinstance(found, dict) or key not in found]
+    missing = [path for path in NEEDED if not _has(found, path.split("."))]
     if missing:
         raise MinbertError(f"{shown(path)}: no {', '.join(missing)}; expected what minbert reproduce wrote")
     return found
+
+
+def _has(found: Any, path: Sequence[str]) -> bool:
+    return not path or (isinstance(found, dict) and path[0] in found and _has(found[path[0]], path[1:]))
 
 
 def tasks_of(paper: Paper, found: Mapping[str, Found]) -> list[str]:
@@ -184,8 +206,8 @@ def verdicts(paper: Paper, found: Mapping[str, Found]) -> list[Verdict]:
         if better is None or worse is None or not _alike(better, worse):
             judged.append(judge(finding, {}, {}))
         else:
-            even, hindrance = _is_even(better, worse), _hindrance(finding, better, worse)
-            judged.append(judge(finding, better.scores, worse.scores, is_even=even, hindrance=hindrance))
+            hindrance = _hindrance(finding, better, worse)
+            judged.append(judge(finding, better.scores, worse.scores, hindrance=hindrance))
     return judged
 
 
@@ -214,19 +236,22 @@ def _hindrance(finding: Finding, one: Found, other: Found) -> str:
     if finding.needs_pooler and (one.lacks_pooler or other.lacks_pooler):
         return "the encoder lacks a trained pooler"
     dependent = [f"`{found.row.name}`" for found in (one, other) if found.shares_trainings]
-    return f"seeds of {' and of '.join(dependent)} share trainings" if dependent else ""
+    return f"seeds of {' and of '.join(dependent)} share trainings" if dependent else _cut_unevenly(one, other)
 
 
-def _is_even(one: Found, other: Found) -> bool:
-    """Did a cap leave about the same part of both, with each seed?"""
-    pairs = [sorted((share, other.shares[seed])) for seed, share in one.shares.items() if seed in other.shares]
-    return all(most <= UNEVEN * least for least, most in pairs)
+def _cut_unevenly(one: Found, other: Found) -> str:
+    """What a cap left of two rows with the seed where that differs most; nothing where it is about the same part of both."""
+    shared = [(share, other.shares[seed]) for seed, share in one.shares.items() if seed in other.shares]
+    left = max(shared, key=lambda pair: max(pair) / min(pair), default=(1.0, 1.0))
+    if max(left) <= UNEVEN * min(left):
+        return ""
+    return f"the cap left {left[0]:.0%} of `{one.row.name}` and {left[1]:.0%} of `{other.row.name}`"
 
 
 def gains(row: Found, base: Found | None) -> list[float]:
     """How far a row's overall lies above that of the one it was built on, for each seed that both have; empty where they
     cannot be compared. Both are counted by the row's own rule, which may not be that of the other one's paper."""
-    if base is None or not (_alike(row, base) and _is_even(row, base)):
+    if base is None or not _alike(row, base) or _cut_unevenly(row, base):
         return []
     pairs = [(one, base.by_seed[seed]) for seed, one in row.by_seed.items() if seed in base.by_seed]
     scores = [[scores_of(one, row.row.reported.rule) for one in pair] for pair in pairs]

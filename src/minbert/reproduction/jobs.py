@@ -26,9 +26,11 @@ from minbert.encoders import find_encoder, last_part, local_encoder
 from minbert.errors import MinbertError, require, shown, suggest
 from minbert.preparing import files_of, other_files, pooling_weights, read_notes
 from minbert.recipes import (
+    STARTED,
     begins,
     differences,
     members_of,
+    other_encoder,
     parse_recipe,
     read_recipe,
     revised,
@@ -100,8 +102,7 @@ class Job:
 
     def sets(self, settings: Settings) -> list[str]:
         """The settings that are for this row: one of a task that it does not have would give it that task."""
-        names = {task.name for task in read_recipe(self.row.path).tasks}
-        return [setting for setting in settings.sets if task_of(setting) in (None, *names)]
+        return [setting for setting in settings.sets if part_of(setting) in (None, *parts_of(self.row))]
 
     def changes(self, settings: Settings) -> list[str]:
         """What the command line changes in the recipe, the encoder and the cap among it."""
@@ -126,14 +127,21 @@ def key_of(setting: str) -> str:
     return setting.partition("=")[0].strip()
 
 
-def task_of(setting: str) -> str | None:
-    """The task that `--set tasks.sst.weight=2` is about."""
+def part_of(setting: str) -> str | None:
+    """The task that `--set tasks.sst.weight=2` is about, tasks.sst, or a stage likewise; None: it is about every recipe."""
     table, *names = key_of(setting).split(".")
-    if table != "tasks":
+    if table not in ("tasks", "stages"):
         return None
     if not names:
-        raise MinbertError(f"--set {setting}: expected a task and its setting, such as tasks.sst.weight=2")
-    return names[0]
+        example = "tasks.sst.weight=2" if table == "tasks" else "stages.simcse.optimizer.lr=2e-5"
+        raise MinbertError(f"--set {setting}: expected a {table[:-1]} and its setting, such as {example}")
+    return f"{table}.{names[0]}"
+
+
+def parts_of(row: Row) -> set[str]:
+    """The tasks and stages that a row's recipe has, as `part_of` names them."""
+    recipe = read_recipe(row.path)
+    return {f"tasks.{task.name}" for task in recipe.tasks} | {f"stages.{stage.name}" for stage in recipe.stages}
 
 
 OPTIONS = {"model.encoder": "--encoder", "seed": "--seeds", "training.max_steps": "--steps-cap"}
@@ -141,17 +149,16 @@ OPTIONS = {"model.encoder": "--encoder", "seed": "--seeds", "training.max_steps"
 
 
 def check_sets(rows: Iterable[Row], sets: Sequence[str]) -> None:
-    """Does each `--set` change something of a row that is to be run?"""
+    """Is each `--set` about something that a row to be run has, and that is no option or name?"""
+    named = set().union(*map(parts_of, rows))
     for setting in sets:
         if key_of(setting) in ("name", "about") or key_of(setting).startswith("paper."):
             raise MinbertError(f"--set {setting}: is what a row is called; expected something that it trains with")
         if option := OPTIONS.get(key_of(setting)):
             raise MinbertError(f"--set {setting}: expected {option} instead, which is recorded with each result")
-    named = {task.name for row in rows for task in read_recipe(row.path).tasks}
-    for setting, task in ((setting, task_of(setting)) for setting in sets):
-        if task is not None and task not in named:
+        if (part := part_of(setting)) is not None and part not in named:
             raise MinbertError(
-                f"--set {setting}: none of these rows has a task {task}{suggest(task, named)}; "
+                f"--set {setting}: none of these rows has {part}{suggest(part, named)}; "
                 f"expected one of: {', '.join(sorted(named))}"
             )
 
@@ -185,27 +192,30 @@ def check_ready(jobs: Sequence[Job], settings: Settings) -> None:
             if any(pooling_weights(part, task) for task in part.tasks):
                 tagger()
     for job in missing if not settings.replace else ():
-        if _is_half_done(folder := job.folder(settings)) and (why := begun_otherwise(job, settings)):
+        if has_trained(folder := job.folder(settings)) and (why := begun_otherwise(job, settings)):
             raise MinbertError(
-                f"{shown(folder)}: half done, and begun otherwise ({'; '.join(why[:3])}); "
+                f"{shown(folder)}: holds what a run that was begun otherwise has trained ({'; '.join(why[:3])}); "
                 "expected --replace to begin anew, or another folder with --runs"
             )
     for folder in (settings.runs, settings.results) if recipes else ():
         check_writable(folder)
 
 
-def _is_half_done(folder: Path) -> bool:
-    """Would a run that begins anew there lose what another has trained?"""
-    return any((folder / "checkpoints").glob("step-*"))
+def has_trained(folder: Path) -> bool:
+    """Would a run that begins anew there lose what another has trained: a checkpoint or a model, its own, a stage's or an
+    ensemble's run's?"""
+    return any(any(folder.rglob(name)) for name in ("checkpoints/step-*", "model", "models/*"))
 
 
 def begun_otherwise(job: Job, settings: Settings) -> list[str] | None:
     """In what the run that was begun in a job's folder is not the one that would be; None where there is none."""
     folder, recipe = job.folder(settings), job.recipe(settings)
-    try:
-        found = started_otherwise(folder, recipe)
-    except MinbertError:
+    if not (folder / STARTED).exists():
         return None
+    try:
+        found = started_otherwise(folder, recipe, settings.encoder_weights)
+    except MinbertError as error:  # of a version whose recipes said other things
+        return [str(error)]
     parts = {folder: recipe}
     parts |= {stage_folder(folder, number, stage): stage for number, stage in enumerate(recipe.stages, start=1)}
     for place, part in parts.items():
@@ -258,8 +268,7 @@ def unlike(results: Mapping[str, Any], job: Job, settings: Settings) -> list[str
     folder = data_folder(recipe, settings.data)
     found = changes_since(results, recipe, settings) + other_files(results.get("data", {}), recipe, folder)
     found += _other_members(results, recipe)
-    if (weights := results.get("encoder_weights")) and settings.encoder_weights not in (None, weights):
-        found.append(f"another encoder is called {settings.encoder_name} now")
+    found += other_encoder(recipe, results, settings.encoder_weights)
     for stage in recipe.stages:  # older results say nothing of what their stages read
         notes = results.get("stages", {}).get(stage.name, {}).get("data")
         found += other_files(notes, stage, folder) if notes else []

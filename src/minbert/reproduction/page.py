@@ -50,12 +50,12 @@ What differs from the papers, in every row:
 
 A finding compares two rows over the seeds that both have: the mean of the paired differences and its 95% t interval. "Better"
 **held** if the interval lies above 0 and **did not hold** if it lies below; "no better" held if the interval ends below
-+{margin:g}, and did not hold if it lies above 0. Everything else is **undecided**, and so is every finding with one seed, and
-every one of two rows of which a cap on the steps left different parts, one more than {uneven:g} times the other. A finding is
++{margin:g}, and did not hold if it lies above 0. Everything else is **undecided**, and so is every finding with one seed. A finding is
 **not compared** where one of its rows was not run or the two have no seed in common, where not all of their runs had the same
-encoder, or the same settings or caps of several sizes shortened them, and where one of the two was not made by its recipe as it is now. Nor
-is a claim about what a pretrained pooler has learnt, with an encoder that has none, nor a row of ensembles of which two
-seeds share a training: the figures are shown all the same. A
+encoder, or the same settings or caps of several sizes shortened them, and where one of the two was not made by its recipe as it is now.
+Nor are two rows of which a cap on the steps left different parts, one more than {uneven:g} times the other, nor is a claim about what a
+pretrained pooler has learnt, with an encoder that has none, nor a row of ensembles of which two seeds share a training: the
+figures are shown all the same. A
 correlation that does not exist, because all answers are the same, counts as 0. Of twenty findings that are nothing but chance,
 one would be decided all the same. Where two rows differ in more than what the finding is about, as the papers' own rows do,
 the list of what differs says so.
@@ -135,7 +135,7 @@ def _summary(papers: Mapping[str, Paper], results: Results) -> str:
     ]
     for encoder, found in results.items():
         judged = [verdict for paper in papers.values() for verdict in verdicts(paper, found)]
-        words = Counter(verdict.told for verdict in judged)
+        words = Counter(verdict.word for verdict in judged)
         runs = sum(len(row.by_seed) for row in found.values())
         counts = " | ".join(str(words[word]) for word in (HELD, DID_NOT_HOLD, UNDECIDED, NOT_COMPARED))
         lines.append(f"| {encoder} | {len(found)} of {total} | {runs} | {counts} |")

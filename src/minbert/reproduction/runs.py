@@ -28,7 +28,7 @@ from minbert.errors import shown
 from minbert.evaluation.mistakes import read_mistakes, write_mistakes
 from minbert.evaluation.overlap import by_overlap, overlap_points
 from minbert.evaluation.results import read_predictions, read_results, write_json
-from minbert.recipes import as_dict
+from minbert.recipes import as_dict, parse_recipe
 from minbert.reproduction.jobs import Job, Settings, begun_otherwise, made_otherwise, portable, sort_out
 from minbert.training.metrics_log import read_metrics
 
@@ -173,11 +173,12 @@ def _settle(one: Running, settings: Settings, outcome: Outcome, watcher: Watcher
     """File a process that has ended."""
     job = one.job
     if one.process.returncode == 0:
-        outcome.done.append(job)
         for later in outcome.left:
             if later.follows(job, settings) and begun_otherwise(later, settings) != []:
                 _hand_on(one.folder, later.folder(settings))
-        watcher.finished(job, collect(job, settings))
+        results = collect(job, settings)
+        outcome.done.append(job)
+        watcher.finished(job, results)
     elif was_stopped:
         outcome.stopped.append(job)
     else:
@@ -202,7 +203,7 @@ def collect(job: Job, settings: Settings) -> dict[str, Any]:
     content = {
         **results,
         "encoder": settings.encoder_name,
-        "recipe": as_dict(portable(job.recipe(settings), settings)),
+        "recipe": as_dict(portable(parse_recipe(results["recipe"]), settings)),  # the file may have changed meanwhile
         "data": _without_folders(results["data"]),
         "stages": {
             name: {**stage, "data": _without_folders(stage.get("data", {}))}
