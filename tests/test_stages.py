@@ -219,7 +219,8 @@ def test_a_stage_without_pairs_has_no_vectors_to_tell_of(tiny_encoder: Path, sma
     stages = [{"name": "single", "tasks": {"sst": files("sentiment")}, "training": STAGE_TRAINING}]
     recipe = small_recipe(tiny_encoder, "sst", stages=stages, training=MAIN_TRAINING)
     results = train(recipe, out=tmp_path / "run", data=small_data, device="cpu").results
-    assert set(results["stages"]["single"]) == {"overall", "dev", "steps", "rows", "seconds", "data"}
+    known = {"overall", "dev", "steps", "planned_steps", "whole_steps", "rows", "seconds", "data"}
+    assert set(results["stages"]["single"]) == known
 
 
 def encoder_weights(folder: Path) -> dict[str, torch.Tensor]:
