@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -152,18 +151,7 @@ def machine(device: torch.device) -> dict[str, Any]:
             versions[name] = version(name)
         except PackageNotFoundError:
             versions[name] = None
-    found = environment(device.type)
-    if device.type == "cpu":
-        found["device_name"] = _cpu_name()
-    return found | {"cores": os.cpu_count(), "peers": versions}
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    return environment(device.type) | {"cores": os.cpu_count(), "peers": versions}
 
 
 def save(folder: Path, name: str, content: Mapping[str, Any] | Sequence[Any]) -> Path:

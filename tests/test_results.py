@@ -28,6 +28,7 @@ from minbert.evaluation.results import (
     write_json,
     write_predictions,
 )
+from minbert.machine import cpu_model
 from minbert.task_checks import check_task
 from minbert.tasks import BUILT_IN, Task
 
@@ -198,6 +199,7 @@ def test_predictions_that_cannot_be_read(tmp_path: Path, content: str | None) ->
 def test_environment_is_plain_data() -> None:
     found = environment("cpu")
     assert set(found) == {"minbert", "commit", "python", "torch", "device", "device_name", "threads"}
+    assert found["device_name"] == cpu_model()[0], "not the kind of machine: x86_64 is said of all of them"
     json.dumps(found, allow_nan=False)
 
 

@@ -21,6 +21,7 @@ from minbert.data.raw import Examples
 from minbert.errors import MinbertError, shown
 from minbert.evaluation.bootstrap import PairedResult, paired_bootstrap
 from minbert.evaluation.metrics import metrics_of
+from minbert.machine import cpu_model
 from minbert.tasks import Task
 
 if TYPE_CHECKING:  # it needs torch, which reading results does not
@@ -110,7 +111,7 @@ def environment(device: str) -> dict[str, Any]:
     """Where a run happened: versions, device, commit."""
     import torch
 
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else cpu_model()[0]
     return {
         "minbert": __version__,
         "commit": commit(),

@@ -181,7 +181,7 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise MinbertError(f"{shown(path)}: not JSON ({error}); expected what minbert reproduce wrote") from None
-    missing = [path for path in NEEDED if not _has(found, path.split("."))]
+    missing = [key for key in NEEDED if not _has(found, key.split("."))]
     if missing:
         raise MinbertError(f"{shown(path)}: no {', '.join(missing)}; expected what minbert reproduce wrote")
     return found
