@@ -427,6 +427,8 @@ def test_resume_with_other_weights_of_the_encoder(tiny_encoder: Path, small_data
     save_file({name: value * 1.5 for name, value in before.items()}, place / "model.safetensors")
     with pytest.raises(MinbertError, match=r"was started otherwise: another encoder is called tiny now$"):
         train(recipe, out=tmp_path / "run", data=small_data, device="cpu", resume=True)
+    with pytest.raises(MinbertError, match=r"was started otherwise: model\.encoder: \S+, was \S+$"):
+        train(brief(tiny_encoder, "sst"), out=tmp_path / "run", data=small_data, device="cpu", resume=True)
     save_file(before, place / "model.safetensors")
     train(recipe, out=tmp_path / "run", data=small_data, device="cpu", resume=True)
 

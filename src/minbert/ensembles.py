@@ -186,7 +186,7 @@ def _train_members(
     }
     done["seconds"] = round(done["seconds"], 1)
     done["members"] = chosen
-    done |= {key: next(iter(runs.values())).get(key) for key in ("encoder_weights", "untrained_pooler")}
+    done |= {"encoder_weights": weights, "untrained_pooler": next(iter(runs.values())).get("untrained_pooler")}
     sample = train_sample_of(prepared.inputs["train"], recipe)
     try:
         results = finish(recipe, folder, prepared, sample, together.outputs_of, done, where)

@@ -115,43 +115,43 @@ def train(
     check_run(folder, recipe, weights, resume=resume, overwrite=overwrite)
     where = choose_device(device)
     set_threads()
-    parts = _parts(recipe, folder)
-    done = list(takewhile(Part.is_finished, parts[:-1])) if resume else []
-    left = parts[len(done) :]
+    phases = _phases(recipe, folder)
+    done = list(takewhile(Phase.is_finished, phases[:-1])) if resume else []
+    left = phases[len(done) :]
     made = new_model(left[0].recipe, where, start=_encoder_of(done), stage=left[0].stage)
     # Hard negatives are near by the encoder that the whole run started from, also when stages are behind it.
     tokenizer, first, _ = made if not done else new_model(recipe, where)
     # Everything is read before anything is trained: a file that is wrong is found now, not after the stages.
-    prepared = _prepare_parts(left, tokenizer, first, data_folder(recipe, data), watcher)
+    prepared = _prepare_phases(left, tokenizer, first, data_folder(recipe, data), watcher)
     about = {"encoder_weights": weights, "untrained_pooler": first.encoder.pooler.is_untrained}
     del first
     if resume:
-        for part in left:
-            check_same_files(part.folder, prepared[part.folder])
-        for part in done:
-            check_still_there(part.folder, part.recipe, data_folder(recipe, data))
+        for phase in left:
+            check_same_files(phase.folder, prepared[phase.folder])
+        for phase in done:
+            check_still_there(phase.folder, phase.recipe, data_folder(recipe, data))
     with held(folder):
         open_run(folder, recipe, prepared[folder], weights, overwrite=overwrite and not resume)
         for message in (
             *idle_settings(recipe),
-            *([UNTRAINED] if about["untrained_pooler"] and _reads_pooler(parts) else []),
+            *([UNTRAINED] if about["untrained_pooler"] and _reads_pooler(phases) else []),
         ):
             watcher.warn(message)
-        for part in left:
+        for phase in left:
             if recipe.stages and isinstance(watcher, StageWatcher):
-                watcher.entering(part.recipe.name, len(done) + 1, len(parts))
-            if part is not left[0]:
-                made = new_model(part.recipe, where, start=_encoder_of(done), stage=part.stage)
-            if part.stage:
-                open_run(part.folder, part.recipe, prepared[part.folder], weights, overwrite=not resume)
-            results = _train_part(part, made, prepared[part.folder], where, about, resume=resume, watcher=watcher)
-            done.append(part)
+                watcher.entering(phase.recipe.name, len(done) + 1, len(phases))
+            if phase is not left[0]:
+                made = new_model(phase.recipe, where, start=_encoder_of(done), stage=phase.stage)
+            if phase.stage:
+                open_run(phase.folder, phase.recipe, prepared[phase.folder], weights, overwrite=not resume)
+            results = _train_phase(phase, made, prepared[phase.folder], where, about, resume=resume, watcher=watcher)
+            done.append(phase)
             _forget_checkpoints(done)
     return Run(folder, results)
 
 
 @dataclass(frozen=True)
-class Part:
+class Phase:
     """A stage of a run, or, after them, the recipe's own tasks."""
 
     folder: Path
@@ -164,41 +164,41 @@ class Part:
         return (self.folder / "results.json").exists() and (self.folder / "model").exists()
 
 
-def _parts(recipe: Recipe, folder: Path) -> list[Part]:
+def _phases(recipe: Recipe, folder: Path) -> list[Phase]:
     """Of a run, in the order they are trained."""
     stages = enumerate(recipe.stages, start=1)
-    return [*(Part(stage_folder(folder, n, stage), stage, n) for n, stage in stages), Part(folder, recipe, 0)]
+    return [*(Phase(stage_folder(folder, n, stage), stage, n) for n, stage in stages), Phase(folder, recipe, 0)]
 
 
-def _reads_pooler(parts: Sequence[Part]) -> bool:
-    return any("pooler" in Manifest(part.recipe.tasks, part.recipe.model).poolings.values() for part in parts)
+def _reads_pooler(phases: Sequence[Phase]) -> bool:
+    return any("pooler" in Manifest(phase.recipe.tasks, phase.recipe.model).poolings.values() for phase in phases)
 
 
-def _forget_checkpoints(done: Sequence[Part]) -> None:
+def _forget_checkpoints(done: Sequence[Phase]) -> None:
     """Of finished stages, whose models are what goes on."""
-    for part in done:
-        if part.stage:
-            shutil.rmtree(part.folder / "checkpoints", ignore_errors=True)
+    for phase in done:
+        if phase.stage:
+            shutil.rmtree(phase.folder / "checkpoints", ignore_errors=True)
 
 
-def _prepare_parts(
-    parts: Sequence[Part], tokenizer: Tokenizer, first: MultitaskModel, folder: Path, watcher: Watcher
+def _prepare_phases(
+    phases: Sequence[Phase], tokenizer: Tokenizer, first: MultitaskModel, folder: Path, watcher: Watcher
 ) -> dict[Path, Prepared]:
     """The data of the stages and of the recipe's own tasks, by the folders they are trained in."""
     return {
-        part.folder: prepare(
-            part.recipe,
+        phase.folder: prepare(
+            phase.recipe,
             tokenizer,
             folder,
             cache=TokenCache.from_environment(watcher.warn),
             watcher=watcher if isinstance(watcher, Preparing) else None,
-            nearest=Neighbours(first, tokenizer, max_tokens=part.recipe.model.max_tokens),
+            nearest=Neighbours(first, tokenizer, max_tokens=phase.recipe.model.max_tokens),
         )
-        for part in parts
+        for phase in phases
     }
 
 
-def _encoder_of(done: Sequence[Part]) -> Path | None:
+def _encoder_of(done: Sequence[Phase]) -> Path | None:
     """What the last of the finished stages hands on."""
     return done[-1].folder / "model" / "encoder" if done else None
 
@@ -206,17 +206,17 @@ def _encoder_of(done: Sequence[Part]) -> Path | None:
 OF_STAGES = ("overall", "dev", "steps", "planned_steps", "whole_steps", "rows", "seconds", "data", "geometry")
 
 
-def _stages_before(part: Part) -> dict[str, Any]:
+def _stages_before(phase: Phase) -> dict[str, Any]:
     """What results.json says of the stages."""
     found = {}
-    for stage in _parts(part.recipe, part.folder)[:-1]:
+    for stage in _phases(phase.recipe, phase.folder)[:-1]:
         results = read_results(stage.folder)
         found[stage.recipe.name] = {key: results[key] for key in OF_STAGES if results.get(key, {}) != {}}
     return found
 
 
-def _train_part(
-    part: Part,
+def _train_phase(
+    phase: Phase,
     made: tuple[Tokenizer, MultitaskModel, Manifest],
     prepared: Prepared,
     device: torch.device,
@@ -225,8 +225,8 @@ def _train_part(
     resume: bool,
     watcher: Watcher,
 ) -> dict[str, Any]:
-    """Train one part; returns its results. `about`: what else they are to say."""
-    recipe, folder = part.recipe, part.folder
+    """Train one phase; returns its results. `about`: what else they are to say."""
+    recipe, folder = phase.recipe, phase.folder
     tokenizer, model, manifest = made
     layers = masked_layers(recipe)
     if layers and isinstance(watcher, Preparing):
@@ -256,7 +256,7 @@ def _train_part(
             **about,
             "geometry": geometries(chosen, tokenizer, prepared, recipe),
             "masked_layers": layers,
-            "stages": _stages_before(part),
+            "stages": _stages_before(phase),
         }
         results = finish(recipe, folder, prepared, sample, partial(outputs_of, chosen), done, device)
     except OSError as error:

@@ -190,8 +190,9 @@ def as_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 def differences(one: Recipe, other: Recipe) -> list[str]:
-    """What differs, a line each: `optimizer.lr: 2e-05, was 1e-05`. What a paper reports changes no run."""
-    left, right = (flat(as_dict(replace(recipe, paper=PaperConfig()))) for recipe in (one, other))
+    """What differs, a line each: `optimizer.lr: 2e-05, was 1e-05`. What a paper reports, and what is said about a recipe and its
+    stages, changes no run."""
+    left, right = (flat(as_dict(_untold(recipe))) for recipe in (one, other))
     missing = object()
     lines = [
         f"{key}: {left.get(key, 'nothing')}, was {right.get(key, 'nothing')}"
@@ -205,6 +206,11 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
         if stage.name in before:
             lines += _moved(f"tasks of {stage.name}", stage.tasks, before[stage.name].tasks)
     return lines
+
+
+def _untold(recipe: Recipe) -> Recipe:
+    stages = tuple(replace(stage, about="") for stage in recipe.stages)
+    return replace(recipe, about="", paper=PaperConfig(), stages=stages)
 
 
 def members_of(recipe: Recipe) -> list[Recipe]:
@@ -227,9 +233,10 @@ class Built(Protocol):
 
 
 def revisions(*parts: Built) -> dict[str, int]:
-    """Of what they are built of and once was another: which it is now."""
+    """Of what they are built of, or trained with, and once was another: which it is now."""
     used = {task.head for part in parts for task in part.tasks}
     used |= {"common layer" for part in parts if part.model.common_layer}
+    used |= {f"sampler {part.sampler.kind}" for part in parts if isinstance(part, Recipe)}
     return {name: number for name, number in REVISIONS.items() if name in used}
 
 
@@ -261,7 +268,8 @@ def started_otherwise(folder: Path, recipe: Recipe, weights: str | None) -> list
     except (OSError, ValueError):
         known = {}
     found = [] if begins(before, recipe) else differences(recipe, before)
-    return found + revised(recipe, known.get("revisions", {})) + other_encoder(recipe, known, weights)
+    found += revised(recipe, known.get("revisions", {}))
+    return found + (other_encoder(recipe, known, weights) if before.model.encoder == recipe.model.encoder else [])
 
 
 def other_encoder(recipe: Recipe, known: Mapping[str, Any], weights: str | None) -> list[str]:
@@ -286,7 +294,7 @@ def begins(before: Recipe, recipe: Recipe) -> bool:
         and not recipe.ensemble.models
     )
     fewer = replace(recipe.training, epochs=before.training.epochs)
-    same = replace(recipe, name=before.name, about=before.about, training=fewer)
+    same = replace(recipe, name=before.name, training=fewer)
     return steady and recipe.training.epochs > before.training.epochs and not differences(same, before)
 
 

@@ -207,8 +207,8 @@ HEADS = {
     "dpha": HeadRow(BOTH, "dph with a tanh before the last layer"),
 }
 
-REVISIONS = {"ph": 2, "dph": 2, "dpha": 2, "common layer": 2}
-"""Parts of a model that compute or begin otherwise than they once did, counted from 1. A run with an earlier one is not what
+REVISIONS = {"ph": 2, "dph": 2, "dpha": 2, "common layer": 2, "sampler mixed": 2}
+"""Parts of a model or of its training that compute or begin otherwise than they once did, counted from 1. A run with an earlier one is not what
 the same recipe makes now: it is not gone on with, and its result is not compared."""
 
 COSINES = ("cosine", "projected-cosine", "cosine-1d", "simcse")

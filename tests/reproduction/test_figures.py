@@ -78,7 +78,7 @@ def test_saving_rules_and_word_overlap_are_drawn(tmp_path: Path, settings: Setti
         "dev": {"sst": value, "sts": value},
         "overall": {"2023": 0.5, "2024": 0.6},
         "data": {},
-        "environment": {},
+        "environment": {"device_name": "abacus", "commit": None},
         "recipe": {},
         "seconds": 1.0,
         "reproduction": {"row": "", "set": [], "steps_cap": 0, "history": history, "overlap": overlap},

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from minbert.errors import MinbertError
-from minbert.reproduction.found import load_results, verdicts
+from minbert.reproduction.found import Found, load_results, verdicts
 from minbert.reproduction.jobs import Settings
 from minbert.reproduction.page import build_page
 from minbert.reproduction.recipes import Paper, find_papers
@@ -247,3 +247,9 @@ def test_results_of_older_recipes_are_not_compared(papers: dict[str, Paper], rec
     assert summary in build_page(papers, load_results(papers, settings.results), recipes).splitlines()
     run_jobs(jobs, settings, Listener())
     assert seeds() == [2, 2]
+
+
+def test_what_changes_no_score_on_dev_is_no_condition_of_a_stage_either(papers: dict[str, Paper]) -> None:
+    sets = ["training.keep=2", "stages.first.training.keep=1", "stages.first.training.epochs=3"]
+    found = Found(papers["smith"].rows["1-plain"], "tiny", {1: {"reproduction": {"set": sets}}})
+    assert found.sets == {("stages.first.training.epochs=3",)}

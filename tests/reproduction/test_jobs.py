@@ -172,6 +172,8 @@ def test_a_result_whose_stage_read_other_files_does_not_count(
     steps = {"first": {"steps": 3, "data": notes_of(data, sst="sentiment")}}
     written(job, settings, data=notes_of(data, sst="sentiment", sts="similarity"), stages=steps)
     assert made_otherwise(job, here) == []
+    job.row.path.write_text(job.row.path.read_text().replace("[[stages]]", '[[stages]]\nabout = "said better"'))
+    assert made_otherwise(job, here) == []
     steps["first"]["data"] = notes_of(data, sst="similarity")
     written(job, settings, stages=steps)
     assert made_otherwise(job, here) == ["sentiment-train.tsv is another file", "sentiment-dev.tsv is another file"]
@@ -269,6 +271,10 @@ def test_a_setting_of_a_stage_is_for_rows_that_have_it(papers: dict[str, Paper],
         check_sets([one.row, other.row], ["stages.frist.optimizer.lr=1e-4"])
     with pytest.raises(MinbertError, match=r"expected a stage and its setting, such as stages\.simcse\.optimizer\.lr"):
         check_sets([one.row], ["stages=1"])
+    with pytest.raises(MinbertError, match=r"max_steps=5: expected --steps-cap instead"):
+        check_sets([one.row], ["stages.first.training.max_steps=5"])
+    with pytest.raises(MinbertError, match=r"is what a row is called"):
+        check_sets([one.row], ["stages.first.name=x"])
 
 
 def test_a_run_that_no_cap_shortened_is_a_whole_one(papers: dict[str, Paper], settings: Settings) -> None:
@@ -316,7 +322,7 @@ NOT_READY: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a result that is none": (
         {"results": "damaged"},
-        "seed9.json: no dev, overall, data, environment, recipe, seconds, reproduction.set, reproduction.steps_cap; expected",
+        "seed9.json: no dev, overall.2023, overall.2024, data, recipe, seconds, environment.device_name, environment.commit",
     ),
 }
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ from rich.console import Console
 from minbert import cli
 from minbert.console import ReproductionWatcher
 from minbert.evaluation.mistakes import load_mistakes
+from minbert.recipes import write_started
 from minbert.reproduction.found import load_results
-from minbert.reproduction.jobs import Settings
+from minbert.reproduction.jobs import Job, Settings
 from minbert.reproduction.recipes import Paper, find_papers
 from minbert.reproduction.runs import Running, run_jobs, start
 from minbert.training.checkpoint import list_checkpoints
@@ -101,6 +104,26 @@ def test_a_row_that_another_process_has_run_meanwhile_is_not_run_again(
     assert [job.row.name for job in outcome.done] == ["2-mean"]
     assert [job.row.name for job in outcome.there] == ["1-plain"]
     assert len(calls(recipes, "smith/1-plain")) == 1
+
+
+def test_what_was_trained_is_not_lost_where_a_recipe_changes_while_its_row_waits(
+    papers: dict[str, Paper], settings: Settings
+) -> None:
+    careful = replace(settings, replace=False)
+    first, waits = jobs_of(papers, "smith/2-mean", "smith/1-plain")
+    kept = waits.folder(careful) / "checkpoints" / "step-00000003"
+    kept.mkdir(parents=True)
+    write_started(waits.folder(careful), waits.recipe(careful), "its weights")
+
+    class Editor(Listener):
+        def started(self, job: Job, log: Path) -> None:
+            super().started(job, log)
+            waits.row.path.write_text(waits.row.path.read_text() + "[optimizer]\nlr = 1e-4\n")
+
+    outcome = run_jobs([first, waits], careful, listener := Editor())
+    assert (outcome.done, outcome.failed, listener.begun) == ([first], [waits], ["2-mean:1"])
+    assert "has trained (optimizer.lr: 0.0001, was 2e-05); expected --replace to begin anew" in listener.why[0]
+    assert kept.exists()
 
 
 def test_a_row_that_fails_does_not_stop_the_others(papers: dict[str, Paper], recipes: Path, settings: Settings) -> None:
@@ -242,6 +265,13 @@ after = "smith/2-mean"
 STEADY = ("optimizer.schedule=constant", "optimizer.warmup=0")
 
 
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fail
+
+
 def test_a_row_with_more_epochs_goes_on_from_the_end_of_the_other(recipes: Path, settings: Settings) -> None:
     (recipes / "smith" / "4-longer.toml").write_text(LONGER)
     steady, listener = replace(settings, sets=STEADY, jobs=4), Listener()
@@ -252,14 +282,20 @@ def test_a_row_with_more_epochs_goes_on_from_the_end_of_the_other(recipes: Path,
     assert [call.split()[-1] for call in calls(recipes, "smith/4-longer")] == ["--resume"] * 2
 
 
-@pytest.mark.parametrize("why", ["the rate falls", "the other is done", "the other fails"])
-def test_a_row_with_more_epochs_has_a_run_of_its_own_where_it_must(recipes: Path, settings: Settings, why: str) -> None:
+@pytest.mark.parametrize(
+    "why", ["the rate falls", "the other is done", "the other fails", "there is no room for a copy"]
+)
+def test_a_row_with_more_epochs_has_a_run_of_its_own_where_it_must(
+    recipes: Path, settings: Settings, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (recipes / "smith" / "4-longer.toml").write_text(LONGER)
     papers, steady = find_papers(recipes), replace(settings, sets=() if why == "the rate falls" else STEADY)
     if why == "the other is done":
         run_jobs(jobs_of(papers, "smith/2-mean"), steady, Listener())
     elif why == "the other fails":
         (recipes / "smith" / "2-mean.fails").touch()
+    elif why == "there is no room for a copy":
+        monkeypatch.setattr(shutil, "copytree", raising(OSError(errno.ENOSPC, "No space left on device")))
     run_jobs(jobs_of(papers, "smith/4-longer", "smith/2-mean"), steady, listener := Listener())
     assert "4-longer:1" in listener.done
     assert [call.split()[-1] for call in calls(recipes, "smith/4-longer")] == ["--overwrite"]

@@ -42,7 +42,7 @@ def _changed(paper: Paper, finding: Finding) -> list[str]:
     """The settings in which the two rows of a finding differ; those of the stages are one, and those of a task that only
     one of the rows has."""
     better, worse = (read_recipe(paper.rows[name].path) for name in (finding.better, finding.worse))
-    lines = differences(replace(better, name=worse.name, about=worse.about), worse)
+    lines = differences(replace(better, name=worse.name), worse)
     keys = [line.partition(": ")[0] for line in lines]
     alone = {task.name for task in better.tasks} ^ {task.name for task in worse.tasks}
     for whole in ("stages", *(f"tasks.{name}" for name in alone)):

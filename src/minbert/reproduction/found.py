@@ -23,10 +23,10 @@ from minbert.reproduction.jobs import (
     Job,
     Settings,
     changes_since,
-    key_of,
+    key_within,
     longest_part,
-    part_of,
-    parts_of,
+    table_of,
+    tables_of,
     was_cut,
 )
 from minbert.reproduction.recipes import LABELS, MEAN, Finding, Paper, Row
@@ -66,13 +66,13 @@ class Found:
         """What was changed on the command line, but for what changes no score on dev."""
         aside = {f"training.{name}" for name in ASIDE}
         given = [one["reproduction"]["set"] for one in self.by_seed.values()]
-        return {tuple(setting for setting in one if key_of(setting) not in aside) for one in given}
+        return {tuple(setting for setting in one if key_within(setting) not in aside) for one in given}
 
     def is_changed_by(self, setting: str) -> bool:
         """Is the row's recipe another with it?"""
         try:
             recipe = read_recipe(self.row.path)
-            known = part_of(setting) in (None, *parts_of(self.row))
+            known = table_of(setting) in (None, *tables_of(self.row))
             return known and read_recipe(self.row.path, sets=[setting]) != recipe
         except MinbertError:  # of a version whose recipes said other things
             return True
@@ -154,7 +154,10 @@ ALMOST_ALWAYS = 0.975
 UNEVEN = 1.25
 """How many times as large a part of its steps one row may have than another that it is compared with."""
 
-NEEDED = ("dev", "overall", "data", "environment", "recipe", "seconds", "reproduction.set", "reproduction.steps_cap")
+NEEDED = (
+    *("dev", "overall.2023", "overall.2024", "data", "recipe", "seconds"),
+    *("environment.device_name", "environment.commit", "reproduction.set", "reproduction.steps_cap"),
+)
 """What every result has."""
 
 Results = dict[str, dict[str, Found]]
@@ -180,10 +183,12 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise MinbertError(f"{shown(path)}: not JSON ({error}); expected what minbert reproduce wrote") from None
+        raise MinbertError(
+            f"{shown(path)}: not JSON ({error}); expected what minbert reproduce wrote, or no file"
+        ) from None
     missing = [key for key in NEEDED if not _has(found, key.split("."))]
     if missing:
-        raise MinbertError(f"{shown(path)}: no {', '.join(missing)}; expected what minbert reproduce wrote")
+        raise MinbertError(f"{shown(path)}: no {', '.join(missing)}; expected what minbert reproduce wrote, or no file")
     return found
 
 

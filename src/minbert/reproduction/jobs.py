@@ -102,7 +102,7 @@ class Job:
 
     def sets(self, settings: Settings) -> list[str]:
         """The settings that are for this row: one of a task that it does not have would give it that task."""
-        return [setting for setting in settings.sets if part_of(setting) in (None, *parts_of(self.row))]
+        return [setting for setting in settings.sets if table_of(setting) in (None, *tables_of(self.row))]
 
     def changes(self, settings: Settings) -> list[str]:
         """What the command line changes in the recipe, the encoder and the cap among it."""
@@ -127,7 +127,13 @@ def key_of(setting: str) -> str:
     return setting.partition("=")[0].strip()
 
 
-def part_of(setting: str) -> str | None:
+def key_within(setting: str) -> str:
+    """The same, of a stage's setting within the stage: `--set stages.simcse.optimizer.lr=2e-5` changes optimizer.lr."""
+    first, *rest = key_of(setting).split(".", 2)
+    return rest[1] if first == "stages" and len(rest) > 1 else key_of(setting)
+
+
+def table_of(setting: str) -> str | None:
     """The task that `--set tasks.sst.weight=2` is about, tasks.sst, or a stage likewise; None: it is about every recipe."""
     table, *names = key_of(setting).split(".")
     if table not in ("tasks", "stages"):
@@ -138,8 +144,8 @@ def part_of(setting: str) -> str | None:
     return f"{table}.{names[0]}"
 
 
-def parts_of(row: Row) -> set[str]:
-    """The tasks and stages that a row's recipe has, as `part_of` names them."""
+def tables_of(row: Row) -> set[str]:
+    """The tasks and stages that a row's recipe has, as `table_of` names them."""
     recipe = read_recipe(row.path)
     return {f"tasks.{task.name}" for task in recipe.tasks} | {f"stages.{stage.name}" for stage in recipe.stages}
 
@@ -150,15 +156,15 @@ OPTIONS = {"model.encoder": "--encoder", "seed": "--seeds", "training.max_steps"
 
 def check_sets(rows: Iterable[Row], sets: Sequence[str]) -> None:
     """Is each `--set` about something that a row to be run has, and that is no option or name?"""
-    named = set().union(*map(parts_of, rows))
+    named = set().union(*map(tables_of, rows))
     for setting in sets:
-        if key_of(setting) in ("name", "about") or key_of(setting).startswith("paper."):
+        if (key := key_within(setting)) in ("name", "about") or key.startswith("paper."):
             raise MinbertError(f"--set {setting}: is what a row is called; expected something that it trains with")
-        if option := OPTIONS.get(key_of(setting)):
+        if option := OPTIONS.get(key):
             raise MinbertError(f"--set {setting}: expected {option} instead, which is recorded with each result")
-        if (part := part_of(setting)) is not None and part not in named:
+        if (table := table_of(setting)) is not None and table not in named:
             raise MinbertError(
-                f"--set {setting}: none of these rows has {part}{suggest(part, named)}; "
+                f"--set {setting}: none of these rows has {table}{suggest(table, named)}; "
                 f"expected one of: {', '.join(sorted(named))}"
             )
 
@@ -191,20 +197,29 @@ def check_ready(jobs: Sequence[Job], settings: Settings) -> None:
             files_of(part, data_folder(recipe, settings.data))
             if any(pooling_weights(part, task) for task in part.tasks):
                 tagger()
-    for job in missing if not settings.replace else ():
-        if has_trained(folder := job.folder(settings)) and (why := begun_otherwise(job, settings)):
-            raise MinbertError(
-                f"{shown(folder)}: holds what a run that was begun otherwise has trained ({'; '.join(why[:3])}); "
-                "expected --replace to begin anew, or another folder with --runs"
-            )
+    for job in missing:
+        if why := would_lose(job, settings):
+            raise MinbertError(why)
     for folder in (settings.runs, settings.results) if recipes else ():
         check_writable(folder)
 
 
-def has_trained(folder: Path) -> bool:
-    """Would a run that begins anew there lose what another has trained: a checkpoint or a model, its own, a stage's or an
-    ensemble's run's?"""
-    return any(any(folder.rglob(name)) for name in ("checkpoints/step-*", "model", "models/*"))
+TRAINED = ("checkpoints/step-*", "model", "models/*")
+"""What a run, a stage of it, or an ensemble's run has trained, in its folder."""
+
+
+def would_lose(job: Job, settings: Settings) -> str:
+    """Why a job may not begin anew in its folder, where that would lose what a run begun otherwise has trained; empty where
+    nothing is lost, or where that was asked for."""
+    folder = job.folder(settings)
+    if settings.replace or not any(any(folder.rglob(name)) for name in TRAINED):
+        return ""
+    if not (why := begun_otherwise(job, settings)):
+        return ""
+    return (
+        f"{shown(folder)}: holds what a run that was begun otherwise has trained ({'; '.join(why[:3])}); "
+        "expected --replace to begin anew, or another folder with --runs"
+    )
 
 
 def begun_otherwise(job: Job, settings: Settings) -> list[str] | None:
@@ -289,7 +304,7 @@ def changes_since(results: Mapping[str, Any], recipe: Recipe, settings: Settings
         before = parse_recipe(results.get("recipe", {}))
     except MinbertError as error:  # of a version whose recipes said other things
         return [str(error)]
-    now = replace(portable(recipe, settings), about=before.about)
+    now = portable(recipe, settings)
     same: dict[str, Any] = dict(ASIDE)
     if not was_cut(results) and (not settings.steps_cap or longest_part(results) <= settings.steps_cap):
         same["max_steps"] = 0

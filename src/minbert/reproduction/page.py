@@ -46,7 +46,7 @@ What differs from the papers, in every row:
 - **The encoder.** They started from bert-base-uncased (12 layers, 110 million parameters). Ours is named above each table.{encoders}
 {quora}- **The small print.** Where a paper is silent the recipe follows the course's own code (AdamW without weight decay, no
   warm-up, no clipping, batches of 8, dropout .3); each guess is in the notes below its table. AdamW's eps is 1e-8, the course's 1e-6.
-  Batches hold texts of about one length. On a GPU products are in bf16.
+  Batches hold texts of about one length, but for mixed ones. On a GPU products are in bf16.
 
 A finding compares two rows over the seeds that both have: the mean of the paired differences and its 95% t interval. "Better"
 **held** if the interval lies above 0 and **did not hold** if it lies below; "no better" held if the interval ends below

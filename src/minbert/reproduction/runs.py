@@ -18,7 +18,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ from minbert.evaluation.mistakes import read_mistakes, write_mistakes
 from minbert.evaluation.overlap import by_overlap, overlap_points
 from minbert.evaluation.results import read_predictions, read_results, write_json
 from minbert.recipes import as_dict, parse_recipe
-from minbert.reproduction.jobs import Job, Settings, begun_otherwise, made_otherwise, portable, sort_out
+from minbert.reproduction.jobs import Job, Settings, begun_otherwise, made_otherwise, portable, sort_out, would_lose
 from minbert.training.metrics_log import read_metrics
 
 PATIENCE = 60.0  # seconds that each run has to end once it was asked to: a step, and a checkpoint of up to 2 GB
@@ -93,6 +93,10 @@ def run_jobs(jobs: Iterable[Job], settings: Settings, watcher: Watcher) -> Outco
                 outcome.left.remove(job)
                 if made_otherwise(job, settings) == []:  # another process has run it meanwhile
                     outcome.there[job] = []
+                    continue
+                if why := would_lose(job, settings):  # its files have changed meanwhile
+                    outcome.failed.append(job)
+                    watcher.failed(job, why)
                     continue
                 running.append(start(job, settings))
                 watcher.started(job, log_of(running[-1].folder))
@@ -174,8 +178,13 @@ def _settle(one: Running, settings: Settings, outcome: Outcome, watcher: Watcher
     job = one.job
     if one.process.returncode == 0:
         for later in outcome.left:
-            if later.follows(job, settings) and begun_otherwise(later, settings) != []:
-                _hand_on(one.folder, later.folder(settings))
+            if (
+                later.follows(job, settings)
+                and begun_otherwise(later, settings) != []
+                and not would_lose(later, settings)
+            ):
+                with suppress(OSError):  # no room: the later one begins at its own beginning
+                    _hand_on(one.folder, later.folder(settings))
         results = collect(job, settings)
         outcome.done.append(job)
         watcher.finished(job, results)
