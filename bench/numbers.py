@@ -53,6 +53,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "errors": scores.errors,
     "plain-cosine": scores.plain_cosine,
     "plain-cosine-whole": scores.plain_cosine_whole,
+    "last-layer": scores.last_layer,
     "more-epochs": scores.more_epochs,
     "repeated-texts": scores.repeated_texts,
     "difference": scores.difference,

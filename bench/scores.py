@@ -161,19 +161,50 @@ def plain_cosine() -> str:
 
 def plain_cosine_whole() -> str:
     """Hillebrand's best row, whole runs with that dropout and without."""
-    sides = {
-        "with": runs("lab", "plain-cosine", "whole-with", "hillebrand-seed*.json"),
-        "without": runs("reproduction", "minilm", *COSINES["hillebrand"].split("/"), "seed*.json"),
-    }
+    lines = [f"| `{COSINES['hillebrand']}` | dropout | {_SCORES} | seeds |", "|---|---|---|---|---|---|---|"]
+    for encoder in ("minilm", "mpnet"):
+        sides = {
+            "with": runs("lab", "plain-cosine", "whole-with", f"{encoder}-seed*.json"),
+            "without": runs("reproduction", encoder, *COSINES["hillebrand"].split("/"), "seed*.json"),
+        }
+        lines += [f"| {encoder} | {side} | {_over_seeds(found, '2024')} |" for side, found in sides.items()]
+    return "\n".join([*lines, ""])
+
+
+_SCORES = " | ".join([*TASKS.values(), "overall"])
+
+
+def _over_seeds(found: Sequence[Run], rule: str) -> str:
+    """The cells under these scores, mean and standard deviation, and how many seeds."""
+    columns = [[score(run, task) for run in found] for task in TASKS]
+    columns.append([run["overall"][rule] for run in found])
+    cells = [f"{statistics.mean(values):.3f}" for values in columns]
+    if len(found) > 1:
+        cells = [f"{cell} ± {statistics.stdev(values):.3f}" for cell, values in zip(cells, columns, strict=True)]
+    return " | ".join([*cells, str(len(found))])
+
+
+LAST_LAYERS = {
+    "PH": ("03-round-robin-ph", "05-cl", "08-mt-dnn"),
+    "DPH for Quora, PH": ("09-dph",),
+    "DPHA": ("11-dpha-both", "14-dropout-0.1"),
+}
+
+
+def last_layer() -> str:
+    """Rows by their heads over both orders, whose last layer began too small, and as they are now."""
     lines = [
-        f"| `{COSINES['hillebrand']}`, minilm | {' | '.join(TASKS.values())} | overall | seeds |",
-        "|---|---|---|---|---|---|",
+        f"| `mohammed-sabane/`, dev | encoder | heads | last layer | {_SCORES} | seeds |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for side, found in sides.items():
-        columns = [[score(run, task) for run in found] for task in TASKS]
-        columns.append([run["overall"]["2024"] for run in found])
-        cells = [f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}" for values in columns]
-        lines.append(f"| {side} | {' | '.join(cells)} | {len(found)} |")
+    kinds = [("minilm", heads, name) for heads, names in LAST_LAYERS.items() for name in names]
+    for encoder, heads, name in (*kinds, ("mpnet", "DPHA", "14-dropout-0.1")):
+        sides = {
+            "small": runs("lab", "last-layer", f"{name if encoder == 'minilm' else encoder}-seed*.json"),
+            "as now": runs("reproduction", encoder, "mohammed-sabane", name, "seed*.json"),
+        }
+        for side, found in sides.items():
+            lines.append(f"| `{name}` | {encoder} | {heads} | {side} | {_over_seeds(found, '2023')} |")
     return "\n".join([*lines, ""])
 
 
@@ -240,12 +271,15 @@ def difference() -> str:
 def future_work() -> str:
     """What starts from Hillebrand's best row, and that row: whole runs, with the dropout before the cosine that each had."""
     best = COSINES["hillebrand"]
-    groups = [(best, "minilm", runs("lab", "plain-cosine", "whole-with", "hillebrand-seed*.json"))]
+    groups = [
+        (best, encoder, runs("lab", "plain-cosine", "whole-with", f"{encoder}-seed*.json"))
+        for encoder in ("minilm", "mpnet")
+    ]
     for encoder, key in (
         ("minilm", best),
+        ("mpnet", best),
         ("minilm", "beyond/abbreviations-first"),
         ("minilm", "beyond/verb-pooling"),
-        ("mpnet", best),
     ):
         groups.append((key, encoder, runs("reproduction", encoder, *key.split("/"), "seed*.json")))
     lines = ["| recipe | encoder | dropout before the cosine | overall | seeds |", "|---|---|---|---|---|"]
