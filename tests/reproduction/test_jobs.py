@@ -435,13 +435,18 @@ def test_another_encoder_of_the_same_name_does_not_count(
     assert "| tiny | 2 of 4 | 2 | 0 | 0 | 0 | 2 |" in page
 
 
-def test_an_ensemble_of_other_seeds_does_not_count(papers: dict[str, Paper], settings: Settings) -> None:
+def test_an_ensemble_of_other_seeds_does_not_count(
+    papers: dict[str, Paper], settings: Settings, tmp_path: Path
+) -> None:
     (job,) = jobs_of(papers, "smith/2-mean")
     of_two = replace(settings, sets=("ensemble.runs=2", "ensemble.models=3"))
     run_jobs([job], of_two, Listener())
     written(job, of_two, members=[{"seed": 1001}, {"seed": 1}, {"seed": 1}])
     assert is_done(job, of_two)
+    assert "seeds of the ensemble" not in build_page(papers, load_results(papers, settings.results), tmp_path)
     written(job, of_two, members=[{"seed": 1}] * 3)
     assert is_done(job, of_two), "the best three may be of one run"
     written(job, of_two, members=[{"seed": 1}, {"seed": 2}, {"seed": 2}])
-    assert made_otherwise(job, of_two) == ["seeds of the ensemble's runs: 1, 1001, was 1, 2"]
+    told = "seeds of the ensemble's runs: 1, 1001, was 1, 2"
+    assert made_otherwise(job, of_two) == [told]
+    assert f"`2-mean`, {told}." in build_page(papers, load_results(papers, settings.results), tmp_path)

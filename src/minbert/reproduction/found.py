@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from minbert.config import Recipe
 from minbert.errors import MinbertError, shown
 from minbert.recipes import read_recipe
 from minbert.reproduction.findings import Verdict, judge, scores_of
@@ -25,6 +26,7 @@ from minbert.reproduction.jobs import (
     changes_since,
     key_within,
     longest_part,
+    other_members,
     table_of,
     tables_of,
     was_cut,
@@ -133,15 +135,23 @@ class Found:
     @cached_property
     def is_current(self) -> bool:
         """Was all of it made by the recipe as it is now, and by what its heads are now?"""
-        for seed, one in self.by_seed.items():
-            changed = one["reproduction"]
-            settings = Settings(self.encoder, sets=tuple(changed["set"]), steps_cap=changed["steps_cap"])
-            try:
-                if changes_since(one, Job(self.row, seed).recipe(settings), settings):
-                    return False
-            except MinbertError:
-                return False
-        return True
+        try:
+            return not any(changes_since(one, *self._as_now(seed)) for seed, one in self.by_seed.items())
+        except MinbertError:
+            return False
+
+    @cached_property
+    def other_members(self) -> list[str]:
+        """Of ensembles whose runs would have other seeds now: of the recipe all the same."""
+        if not self.is_current:
+            return []
+        return [told for seed, one in self.by_seed.items() for told in other_members(one, self._as_now(seed)[0])]
+
+    def _as_now(self, seed: int) -> tuple[Recipe, Settings]:
+        """The recipe that would be run now, as that seed was."""
+        changed = self.by_seed[seed]["reproduction"]
+        settings = Settings(self.encoder, sets=tuple(changed["set"]), steps_cap=changed["steps_cap"])
+        return Job(self.row, seed).recipe(settings), settings
 
 
 def _stages(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -282,7 +282,7 @@ def unlike(results: Mapping[str, Any], job: Job, settings: Settings) -> list[str
     recipe = job.recipe(settings)
     folder = data_folder(recipe, settings.data)
     found = changes_since(results, recipe, settings) + other_files(results.get("data", {}), recipe, folder)
-    found += _other_members(results, recipe)
+    found += other_members(results, recipe)
     found += other_encoder(recipe, results, settings.encoder_weights)
     for stage in recipe.stages:  # older results say nothing of what their stages read
         notes = results.get("stages", {}).get(stage.name, {}).get("data")
@@ -290,7 +290,7 @@ def unlike(results: Mapping[str, Any], job: Job, settings: Settings) -> list[str
     return list(dict.fromkeys(found))
 
 
-def _other_members(results: Mapping[str, Any], recipe: Recipe) -> list[str]:
+def other_members(results: Mapping[str, Any], recipe: Recipe) -> list[str]:
     """Of an ensemble whose runs had other seeds than they would have now."""
     now, found = {own.seed for own in members_of(recipe)}, {one["seed"] for one in results.get("members", ())}
     now_said, found_said = (", ".join(map(str, sorted(seeds))) for seeds in (now, found))

@@ -228,6 +228,7 @@ def _conditions(encoder: str, found: Mapping[str, Found]) -> list[str]:
     old = [f"`{one.row.name}`" for one in found.values() if not one.is_current]
     if old:
         lines.append(f"Made before the recipe, or a head that it names, was last changed: {', '.join(old)}.")
+    lines += [f"`{one.row.name}`, {told}." for one in found.values() for told in one.other_members]
     return lines
 
 
