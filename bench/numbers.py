@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import scores, tables
+from bench import lab, scores, tables
 from minbert.reproduction.recipes import find_papers
 from minbert.toml_tables import read_toml
 
@@ -45,20 +45,21 @@ def papers() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "parity": parity,
-    "six-epochs": scores.six_epochs,
-    "mlm-first": scores.mlm_first,
+    "six-epochs": lab.six_epochs,
+    "mlm-first": lab.mlm_first,
     "multitask": scores.multitask,
     "papers": papers,
     "findings": scores.papers,
     "errors": scores.errors,
-    "plain-cosine": scores.plain_cosine,
-    "plain-cosine-whole": scores.plain_cosine_whole,
-    "last-layer": scores.last_layer,
-    "more-epochs": scores.more_epochs,
-    "repeated-texts": scores.repeated_texts,
-    "difference": scores.difference,
-    "future-work": scores.future_work,
-    "explanations": scores.explanations,
+    "plain-cosine": lab.plain_cosine,
+    "plain-cosine-whole": lab.plain_cosine_whole,
+    "last-layer": lab.last_layer,
+    "cycles": lab.cycles,
+    "more-epochs": lab.more_epochs,
+    "repeated-texts": lab.repeated_texts,
+    "difference": lab.difference,
+    "future-work": lab.future_work,
+    "explanations": lab.explanations,
     "fast-plain": scores.fast_plain,
     "speed": tables.speed,
     "goals": tables.goals,

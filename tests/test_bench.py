@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bench import curves, gpu, models, numbers, pairs, plots, profile, scores, summary, tables, train
+from bench import curves, gpu, lab, models, numbers, pairs, plots, profile, scores, summary, tables, train
 from bench.measure import Stopwatch, Timed, Timing, matrix_rate, ratio, save, spread, take_turns
 from bench.mix import task_copies, task_mix
 from bench.models import SHAPES, TOKENIZER, Model, find_model
@@ -260,7 +260,7 @@ def test_tables_about_quora_and_future_work_are_of_the_runs_that_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scores, "RESULTS", tmp_path)
-    assert scores.difference() == scores.NOT_YET
+    assert lab.difference() == lab.NOT_YET
     folder = tmp_path / "reproduction" / "minilm" / "hillebrand"
     for seed, accuracy in ((1, 0.5), (2, 0.6)):
         metrics = {name: {"value": accuracy} for name in ("accuracy", "roc-auc")}
@@ -269,16 +269,16 @@ def test_tables_about_quora_and_future_work_are_of_the_runs_that_are_there(
         recipe = {"model": {"dropout": 0.1}, "tasks": {"sts": {"dropout": 0.0} if seed == 2 else {}}}
         save(folder / "6-concatenation", f"seed{seed}", run | {"recipe": recipe, "overall": {"2024": accuracy}})
     row = "0.550 (0.500 to 0.600) | 0.550 (0.500 to 0.600) | 0.700 (0.700 to 0.700) | 2 |"
-    assert f"| `hillebrand/3-cosine-similarity` | {row}" in scores.difference()
-    assert "Of the labels 0.400 are yes." in scores.difference() and "5-multi-task" not in scores.difference()
+    assert f"| `hillebrand/3-cosine-similarity` | {row}" in lab.difference()
+    assert "Of the labels 0.400 are yes." in lab.difference() and "5-multi-task" not in lab.difference()
     row = "| `hillebrand/6-concatenation` | minilm | 0 or 0.1 | 0.550 (0.500 to 0.600) | 2 |"
-    assert scores.future_work().splitlines()[2:] == [row]
+    assert lab.future_work().splitlines()[2:] == [row]
 
 
 def test_explanations_of_mistakes_are_asked_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scores, "RESULTS", tmp_path)
-    monkeypatch.setattr(scores, "EXPLANATIONS", {("sst", "a negation"): 0})
-    assert scores.explanations() == scores.NOT_YET
+    monkeypatch.setattr(lab, "EXPLANATIONS", {("sst", "a negation"): 0})
+    assert lab.explanations() == lab.NOT_YET
     folder = tmp_path / "reproduction" / "mpnet" / "hillebrand" / "6-concatenation"
     for seed, share in ((1, 0.5), (2, 0.8)):
         save(folder, f"seed{seed}", {"seed": seed, "reproduction": {"row": "hillebrand/no-such-row"}})
@@ -293,7 +293,7 @@ def test_explanations_of_mistakes_are_asked_seed_by_seed(tmp_path: Path, monkeyp
         ]
         mistakes = TaskMistakes("sst", "", 40, ["news", "sport", "art"], [], slices)
         write_mistakes([mistakes], folder / f"mistakes-seed{seed}.json")
-    assert scores.explanations().splitlines() == [
+    assert lab.explanations().splitlines() == [
         "| task | texts | | rate | of rows | seed 1 | seed 2 |",
         "|---|---|---|---|---|---|---|",
         "| SST | a negation | no | wrong | 31 | 50.0% | **80.0%** |",

@@ -231,7 +231,10 @@ class Encoder(nn.Module):
         first = self.config.first_position
         positions = torch.arange(first, first + tokens, device=ids.device)
         bias = self._attention_bias(tokens, mask)
-        return self._run(self.embeddings(ids, positions, segments), lambda qkv: self._attend(qkv, bias))
+        x = self.embeddings(ids, positions, segments)
+        for layer in self.layers:
+            x = layer(x, lambda qkv: self._attend(qkv, bias))
+        return x
 
     def packed(self, batch: Packed, *, only_first: bool = False, run: RunLayer | None = None) -> Tensor:
         """Read sequences that lie end to end, sorted by length.
@@ -262,11 +265,6 @@ class Encoder(nn.Module):
         for layer in layers[:-1] if only_first else layers:
             x = layer(x, attend) if run is None else run(layer, x, batch.runs, bias)
         return layers[-1].first(x, batch, bias) if only_first else x
-
-    def _run(self, x: Tensor, attend: Attend) -> Tensor:
-        for layer in self.layers:
-            x = layer(x, attend)
-        return x
 
     def _attend(self, qkv: Tensor, bias: Tensor | None) -> Tensor:
         batch, tokens, width = qkv.shape[0], qkv.shape[1], self.config.width
@@ -374,11 +372,7 @@ def pool_packed(
     else:
         first = batch.offsets[:-1].clamp(max=len(hidden) - 1)  # a fixed layout has empty sequences at its end
         vectors = hidden.index_select(0, first)
-    if how != "pooler":
-        return vectors
-    if pooler is None:
-        raise ValueError('pooling "pooler" needs the encoder\'s pooler')
-    return pooler(vectors.float().unsqueeze(1))
+    return pool(vectors.float().unsqueeze(1), None, how, pooler) if how == "pooler" else vectors
 
 
 def sum_packed(x: Tensor, batch: Packed, *, by_runs: bool) -> Tensor:
